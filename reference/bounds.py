@@ -1,0 +1,82 @@
+"""How far a correct subject of a given precision may be from the reference, tap by tap."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from reference.config import M3Config
+from reference.model import Batch, Result, probe, run
+from reference.rounding import Perturbed, unit_roundoff
+from reference.weights import Weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """Bounds of one batch, with the exact run that they belong to."""
+
+    taps: dict[str, float]
+    """Tap name -> bound on max |subject - reference|. `experts_chosen` has 0: ids must agree,
+    since a legal tie was already followed."""
+    tie: dict[int, float]
+    """MoE layer -> tolerance for following a subject's routing (`tie` of `forward`): twice the
+    bound on one selection score, because two scores may move towards each other."""
+    result: Result
+    """The exact run with the routing used; equals `forward(..., routing=..., tie=tie)`."""
+
+
+def bounds(
+    config: M3Config,
+    weights: Weights,
+    batch: Batch,
+    *,
+    dtype: torch.dtype,
+    ranks: int,
+    routing: Mapping[int, Tensor] | None = None,
+    probes: int = 3,
+    safety: float = 4.0,
+    seed: int = 0,
+    accumulate: torch.dtype = torch.float32,
+) -> Bounds:
+    """Bound each tap by `safety` times the largest move seen in `probes` perturbed runs.
+
+    dtype: in which the subject stores weights and activations. ranks: how many ranks' partial
+    sums an all-reduce of the subject adds. accumulate: in which it accumulates and computes
+    norms, rotary tables, the router and logprobs; float32 also for a float64 subject, unless
+    its kernels are float64 throughout. routing: as in `forward`; legality is judged with the
+    tolerance measured here, layer by layer, so that one pass answers everything.
+
+    bound(tap) = safety * max over probes and elements |perturbed - exact|
+               + unit_roundoff(dtype) * max |exact|
+    All runs share one routing. The random sign of each rounding makes errors add up as in
+    practice; `safety` covers the chance that a subject's add up worse than in all probes.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    u_store = unit_roundoff(dtype)
+    u_acc = unit_roundoff(accumulate)
+    noise = Perturbed(u_store=u_store, u_acc=u_acc, ranks=ranks, generator=generator, probes=probes)
+    tie: dict[int, float] = {}
+
+    def tolerance(layer: int, selection: Tensor) -> float:
+        tie[layer] = 2 * (safety * _largest_move(selection) + u_acc * _largest(selection[0]))
+        return tie[layer]
+
+    probed = run(config, weights, batch, routing=routing, tolerance=tolerance, rounding=noise)
+    taps = {
+        name: 0.0
+        if name.endswith("experts_chosen")
+        else safety * _largest_move(tap) + u_store * _largest(tap[0])
+        for name, tap in probed.taps.items()
+    }
+    return Bounds(taps=taps, tie=tie, result=probe(probed, 0))
+
+
+def _largest_move(probed: Tensor) -> float:
+    return _largest(probed[1:] - probed[0])
+
+
+def _largest(x: Tensor) -> float:
+    return float(x.abs().max()) if x.numel() else 0.0
