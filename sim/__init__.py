@@ -1,0 +1,60 @@
+"""sim: N ranks folded into one process, with deterministic scheduling and a ledger.
+
+| file | what it is |
+|---|---|
+| topology.py | topologies as words, their ranks and groups |
+| world.py | `World`: starts the ranks, runs an SPMD function on all of them |
+| baton.py | the scheduler: one rank runs at a time |
+| rank_local.py | process-global state that is swapped between ranks |
+| c10d.py | installs folded groups into torch.distributed |
+| process_group.py | the c10d front door: torch's calls become `Call`s and `Post`s |
+| store.py | the key-value store whose waits let other ranks run |
+| fabric.py | the rendezvous: calls of all ranks meet, are checked and carried out |
+| calls.py, collectives.py | a call of a collective, and the table of collectives |
+| agreement.py, movement.py, reduction.py | their checks, data movement and sums: pure functions |
+| mailbox.py | which receive takes which send |
+| work.py | handles of operations in flight |
+| ledger.py | the record of what completed |
+| clock.py | the transport's own time, for the benchmark |
+| errors.py, reports.py, callsite.py | what is said when a run breaks |
+"""
+
+from .clock import TransportClock, transport_clock
+from .errors import (
+    Deadlock,
+    Mismatch,
+    Misuse,
+    NotAMember,
+    RankFailed,
+    RankReport,
+    SimError,
+    Undelivered,
+)
+from .ledger import Entry, Ledger
+from .process_group import label_group
+from .rank_local import RankCache, RankLocal, RankSlot
+from .topology import Topology, TopologyError
+from .world import RankContext, World
+
+__all__ = [
+    "Deadlock",
+    "Entry",
+    "Ledger",
+    "Mismatch",
+    "Misuse",
+    "NotAMember",
+    "RankCache",
+    "RankContext",
+    "RankFailed",
+    "RankLocal",
+    "RankReport",
+    "RankSlot",
+    "SimError",
+    "Topology",
+    "TopologyError",
+    "TransportClock",
+    "Undelivered",
+    "World",
+    "label_group",
+    "transport_clock",
+]

@@ -1,0 +1,109 @@
+"""Where in the caller's code a collective was called from.
+
+A report must point at the user's line, not into torch or into this package. Code and line are
+recorded when the call is made, and are turned into text only when something is printed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FrameType
+
+import torch
+
+_HERE = str(Path(__file__).resolve().parent) + os.sep
+_TORCH = str(Path(torch.__file__).resolve().parent) + os.sep
+_STDLIB = {
+    str(Path(module.__file__).resolve()) for module in (contextlib, threading) if module.__file__
+}
+_DEPTH = 4
+_INTERNAL, _PLUMBING, _CALLER = range(3)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One line of the caller's code."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{short_path(self.file)}:{self.line}"
+
+
+class Site:
+    """Where a call was made: the innermost frames of the caller's code, the headline first."""
+
+    __slots__ = ("_raw",)
+
+    def __init__(self, raw: tuple[tuple[CodeType, int], ...]) -> None:
+        self._raw = raw
+
+    @property
+    def frames(self) -> tuple[Frame, ...]:
+        """The frames, the headline first; () if the caller has no code of its own."""
+        return tuple(Frame(code.co_filename, line, code.co_name) for code, line in self._raw)
+
+    def __str__(self) -> str:
+        return str(self.frames[0]) if self._raw else ""
+
+
+NOWHERE = Site(())
+
+
+class CallSites:
+    """Finds call sites, skipping torch, this package and declared plumbing.
+
+    Args:
+        plumbing: parts of file paths whose frames only pass a call on, such as
+            "vllm/distributed/". They are the headline only if there is nothing else.
+    """
+
+    def __init__(self, plumbing: tuple[str, ...] = ()) -> None:
+        self._plumbing = tuple(part.replace("/", os.sep) for part in plumbing)
+        self._kinds: dict[str, int] = {}
+
+    def here(self) -> Site:
+        """The call site of whoever called into torch or into this package."""
+        frames: list[tuple[CodeType, int]] = []
+        plumbing: list[tuple[CodeType, int]] = []
+        kinds = self._kinds
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and len(frames) < _DEPTH:
+            code = frame.f_code
+            kind = kinds.get(code.co_filename)
+            if kind is None:
+                kind = kinds[code.co_filename] = self._kind(code.co_filename)
+            if kind == _CALLER:
+                frames.append((code, frame.f_lineno))
+            elif kind == _PLUMBING and not frames:
+                plumbing.append((code, frame.f_lineno))
+            frame = frame.f_back
+        return Site(tuple(frames or plumbing))
+
+    def _kind(self, file: str) -> int:
+        if _is_internal(file):
+            return _INTERNAL
+        return _PLUMBING if any(part in file for part in self._plumbing) else _CALLER
+
+
+def _is_internal(file: str) -> bool:
+    path = os.path.realpath(file)
+    return path.startswith((_HERE, _TORCH)) or path in _STDLIB or file.startswith("<frozen")
+
+
+def short_path(file: str) -> str:
+    """The path as a reader wants it: below site-packages or the working directory."""
+    for marker in ("site-packages" + os.sep, "dist-packages" + os.sep):
+        if marker in file:
+            return file.rsplit(marker, 1)[1]
+    try:
+        return str(Path(file).relative_to(Path.cwd()))
+    except ValueError:
+        return file

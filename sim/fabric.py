@@ -1,0 +1,206 @@
+"""The rendezvous: where the calls of all ranks meet, are checked, carried out and recorded.
+
+It sees every rank's operands at once. The ledger, the agreement checks and the reports hang here.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import torch
+
+from . import reports
+from .agreement import UNEVEN, disagreement
+from .baton import Baton
+from .calls import Call, describe, dtype_name
+from .callsite import CallSites
+from .collectives import COLLECTIVES
+from .errors import Mismatch, RankAborted, SimError, Undelivered
+from .ledger import Entry, Ledger
+from .mailbox import Mailbox, Post
+from .work import FoldedWork
+
+_NO_CHANGE = nullcontext()
+
+
+@dataclass(slots=True)
+class Slot:
+    """One operation of a group, until all its ranks have called it. Keys: rank in the group."""
+
+    calls: dict[int, Call] = field(default_factory=dict)
+    works: list[FoldedWork] = field(default_factory=list)
+
+
+class Group:
+    """What the process-group objects of all ranks of a group share.
+
+    Invariant: `slots` holds exactly the operations that some but not all members have called.
+    """
+
+    def __init__(self, name: str, ranks: tuple[int, ...]) -> None:
+        self.name = name
+        self.ranks = ranks
+        self.label = name
+        """How reports and the ledger call the group."""
+        self.next = [0] * len(ranks)
+        """How many operations each member has called."""
+        self.slots: dict[int, Slot] = {}
+        self.mailbox = Mailbox()
+
+    def __str__(self) -> str:
+        return f"{self.label}{list(self.ranks)}"
+
+
+class Fabric:
+    """The transport between the ranks of one world."""
+
+    def __init__(self, baton: Baton, sites: CallSites, *, rendezvous_sends: bool = False) -> None:
+        self.baton = baton
+        self.sites = sites
+        self.ledger = Ledger()
+        self.failure: SimError | None = None
+        """Why the run broke, once it has."""
+        self.groups: dict[tuple[str, tuple[int, ...]], Group] = {}
+        self._rendezvous_sends = rendezvous_sends
+        self._alive: set[FoldedWork] = set()
+
+    def group(self, name: str, ranks: tuple[int, ...]) -> Group:
+        """The group of this name and these global ranks, shared by all who ask for it."""
+        key = (name, ranks)
+        if key not in self.groups:
+            self.groups[key] = Group(name, ranks)
+        return self.groups[key]
+
+    def collective(self, group: Group, index: int, call: Call) -> FoldedWork:
+        """Start a collective for the member at `index`; the last member to call carries it out."""
+        self.baton.preempt()
+        call.site = self.sites.here()
+        call.sequence = group.next[index]
+        group.next[index] += 1
+        slot = group.slots.get(call.sequence)
+        if slot is None:
+            slot = group.slots[call.sequence] = Slot()
+        outputs = [t for bucket in call.outputs for t in bucket]
+        work = FoldedWork(self.baton, call.rank, outputs, call, group, self._alive)
+        slot.calls[index] = call
+        slot.works.append(work)
+        if len(slot.calls) == len(group.ranks):
+            self._complete(group, [slot.calls[i] for i in range(len(group.ranks))])
+            del group.slots[call.sequence]
+            for each in slot.works:
+                each.finish()
+        return work
+
+    def post(self, group: Group, post: Post) -> FoldedWork:
+        """Post a send or a receive, and deliver the message that it completes, if any.
+
+        A send's payload is copied at once, so that its buffer is free again.
+        """
+        self.baton.preempt()
+        post.site = self.sites.here()
+        outputs = [] if post.op == "send" else [post.tensor]
+        work = FoldedWork(self.baton, post.rank, outputs, post, group, self._alive)
+        post.work = work
+        if post.op == "send":
+            post.tensor = post.tensor.detach().clone()
+        pair = group.mailbox.post(post)
+        if pair is not None:
+            self._deliver(group, *pair)
+        elif post.op == "send" and not self._rendezvous_sends:
+            work.finish()
+        return work
+
+    def fail(self, failure: SimError) -> NoReturn:
+        """Break the run: record why, and unwind this rank; the world unwinds the others."""
+        self.failure = self.failure or failure
+        self.baton.aborting = True
+        raise RankAborted
+
+    def check_drained(self) -> None:
+        """Check that nothing is pending once all ranks are done.
+
+        Raises:
+            Undelivered: a message that nobody received, a receive that nothing matched, or a
+                collective that some members called and none waited for.
+        """
+        left = reports.pending(self)
+        if left:
+            count = "an operation" if len(left) == 1 else f"{len(left)} operations"
+            raise Undelivered(f"all ranks are done, but {count} never completed", left)
+
+    def reset_handles(self) -> None:
+        """Let go of handles that nobody waited for, after a run."""
+        self._alive.clear()
+
+    def _complete(self, group: Group, calls: list[Call]) -> None:
+        collective = COLLECTIVES[calls[0].op]
+        wrong = disagreement(calls) or collective.check(calls)
+        if wrong:
+            self.fail(Mismatch(f"mismatch on {group}: {wrong}", reports.of_ranks(self)))
+        with _writing(calls):
+            collective.run(calls)
+        self.ledger.append(_entry(group, calls, collective.moved(calls)))
+
+    def _deliver(self, group: Group, send: Post, recv: Post) -> None:
+        sent, buffer = send.tensor, recv.tensor
+        if sent.numel() != buffer.numel() or sent.dtype != buffer.dtype:
+            wrong = f"rank {send.rank} sends {describe(sent)}, but rank {recv.rank} expects "
+            headline = f"mismatch on {group}: {wrong}{describe(buffer)}"
+            now = {send.rank: send, recv.rank: recv}
+            self.fail(Mismatch(headline, reports.of_ranks(self, now=now)))
+        with torch.inference_mode() if buffer.is_inference() else torch.no_grad():
+            buffer.copy_(sent.reshape(buffer.shape))
+        self.ledger.append(
+            Entry(
+                op="send",
+                group=group.label,
+                ranks=(send.rank, recv.rank),
+                sequence=send.sequence,
+                dtype=dtype_name(sent.dtype),
+                shapes=((sent.shape,), (buffer.shape,)),
+                bytes=sent.numel() * sent.element_size(),
+                detail=f"tag {send.tag}" if send.tag else "",
+                sites=(send.site, recv.site),
+            )
+        )
+        for post in (send, recv):
+            if post.work is not None and not post.work.done:
+                post.work.finish()
+
+
+def _entry(group: Group, calls: list[Call], moved: int) -> Entry:
+    first = calls[0]
+    operands = first.operands()
+    shapes = tuple(t.shape for t in operands)
+    if first.op in UNEVEN:
+        by_rank = tuple(tuple(t.shape for t in call.operands()) for call in calls)
+    else:
+        by_rank = (shapes,) * len(calls)
+    root = "" if first.root is None else f"root {group.ranks[first.root]}"
+    return Entry(
+        op=first.op,
+        group=group.label,
+        ranks=group.ranks,
+        sequence=first.sequence,
+        dtype=dtype_name(operands[0].dtype) if operands else "",
+        shapes=by_rank,
+        bytes=moved,
+        detail=str(first.reduction) if first.reduction else root,
+        sites=tuple(call.site for call in calls),
+    )
+
+
+def _writing(calls: list[Call]) -> AbstractContextManager[Any]:
+    """The mode in which the transport may write into the ranks' tensors.
+
+    A caller's autograd must not see the writes, as it does not see NCCL's; and tensors made in
+    inference mode can only be written to in it, whatever mode the writing rank is in.
+    """
+    for call in calls:
+        for bucket in call.outputs:
+            for tensor in bucket:
+                if tensor.is_inference():
+                    return torch.inference_mode()
+    return torch.no_grad() if torch.is_grad_enabled() else _NO_CHANGE

@@ -1,0 +1,122 @@
+"""Handles of operations in flight: what `async_op=True`, `isend` and `irecv` return."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .baton import Baton
+
+
+class FoldedFuture(torch.futures.Future):  # type: ignore[type-arg]
+    """A future whose `wait` lets the other ranks run, instead of blocking the whole process."""
+
+    def __init__(self, work: FoldedWork) -> None:
+        super().__init__()
+        self._work = work
+
+    def wait(self) -> Any:
+        """Wait for the operation and return its output tensors."""
+        self._work.wait()
+        return super().wait()
+
+
+class FoldedWork(dist.Work):
+    """One rank's part in an operation. `done` says whether its outputs are written.
+
+    Args:
+        baton: the scheduler.
+        rank: global rank whose part it is.
+        outputs: the tensors that it writes.
+        operation: the call or post this is part of.
+        group: the group it is on.
+        alive: keeps the handle until it is waited for; C++ may hold the only other reference,
+            which does not keep a Python object.
+    """
+
+    def __init__(
+        self,
+        baton: Baton,
+        rank: int,
+        outputs: list[torch.Tensor],
+        operation: object,
+        group: object,
+        alive: set[FoldedWork],
+    ) -> None:
+        super().__init__()
+        self.done = False
+        self.rank = rank
+        self.outputs = outputs
+        self.operation = operation
+        self.group = group
+        self._baton = baton
+        self._alive = alive
+        self._future: FoldedFuture | None = None
+        alive.add(self)
+
+    def finish(self) -> None:
+        """Say that the outputs are written, and wake the rank if it waits for this."""
+        self.done = True
+        self._baton.wake(self.rank, self)
+        if self._future is not None:
+            self._future.set_result(self.outputs)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Let other ranks run until this is done. Waiting again is harmless."""
+        self._baton.wait_for(self)
+        self._alive.discard(self)
+        return True
+
+    def synchronize(self) -> None:
+        """Same as `wait`: there are no streams here."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether it is done; never blocks."""
+        return self.done
+
+    def is_success(self) -> bool:
+        """Whether it is done; an operation that fails ends the run instead."""
+        return self.done
+
+    def exception(self) -> None:
+        """None: an operation that fails ends the run instead."""
+        return None
+
+    def result(self) -> list[torch.Tensor]:
+        """The output tensors."""
+        return self.outputs
+
+    def get_future(self) -> FoldedFuture:
+        """A future of the output tensors."""
+        if self._future is None:
+            self._future = FoldedFuture(self)
+            if self.done:
+                self._future.set_result(self.outputs)
+        return self._future
+
+
+class GroupedWork(dist.Work):
+    """Several operations behind one handle, as the coalescing manager returns them."""
+
+    def __init__(self, works: Sequence[dist.Work]) -> None:
+        super().__init__()
+        self._works = list(works)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait for all of them."""
+        for work in self._works:
+            work.wait()
+        return True
+
+    def synchronize(self) -> None:
+        """Same as `wait`."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether all are done; never blocks."""
+        return all(work.is_completed() for work in self._works)

@@ -1,0 +1,262 @@
+"""A world: N ranks folded into this process, running one SPMD function at a time."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+
+from . import c10d, reports
+from .baton import Baton, start_rank_thread
+from .callsite import CallSites, short_path
+from .errors import Misuse, RankAborted, RankFailed, SimError
+from .fabric import Fabric
+from .ledger import Ledger
+from .rank_local import TORCH_STATE, Entry, StateSwap
+from .store import FoldedStore
+from .topology import Topology
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_PATIENCE = 10.0
+"""Seconds that a running rank is given to notice that the run was interrupted."""
+
+
+@dataclass(frozen=True)
+class RankContext:
+    """What an SPMD function is given: who it is. The default process group is ready."""
+
+    rank: int
+    world_size: int
+    topology: Topology
+
+
+class World:
+    """Folded ranks that live until the world is closed; a context manager.
+
+    Invariant: while `run` is not executing, no rank runs and the process holds the caller's
+    state, not a rank's.
+
+    Examples:
+        >>> def program(ctx):
+        ...     x = torch.full((2,), float(ctx.rank))
+        ...     dist.all_reduce(x)
+        ...     return x
+        >>> with World("tp4") as world:
+        ...     world.run(program)[0]
+        tensor([6., 6.])
+    """
+
+    def __init__(
+        self,
+        topology: Topology | str | int,
+        *,
+        rank_local: Iterable[Entry] = (),
+        seed: int | None = None,
+        plumbing: tuple[str, ...] = (),
+        rendezvous_sends: bool = False,
+    ) -> None:
+        """Start the ranks.
+
+        Args:
+            topology: a topology, its word, or a number of ranks.
+            rank_local: process-global state, beyond torch's own, that each rank has for itself.
+            seed: the schedule. None resumes ranks first come, first served; a number draws
+                the order from it. The same seed gives the same run.
+            plumbing: parts of paths whose frames only pass calls on; see `CallSites`.
+            rendezvous_sends: a send completes only when it is received, as a large one does
+                over NCCL; by default it is buffered, as over gloo.
+
+        Raises:
+            TopologyError: the topology's word means nothing.
+        """
+        if isinstance(topology, int):
+            topology = Topology(tp=topology)
+        elif isinstance(topology, str):
+            topology = Topology.parse(topology)
+        self.topology = topology
+        self.size = topology.world_size
+        self._swap = StateSwap([*TORCH_STATE, *rank_local], environment=("RANK", "LOCAL_RANK"))
+        self._baton = Baton(self.size, self._swap, seed)
+        self._fabric = Fabric(self._baton, CallSites(plumbing), rendezvous_sends=rendezvous_sends)
+        self._job: Callable[[RankContext], Any] | None = None
+        self._results: list[Any] = [None] * self.size
+        self._errors: dict[int, BaseException] = {}
+        self._broken: SimError | None = None
+        self._closed = False
+        self._environment = _launcher_environment(self.size)
+        c10d.install()
+        for rank in range(self.size):
+            self._swap.new_rank(rank)
+        self._threads = [
+            start_rank_thread(rank, f"rank{rank}", lambda r=rank: self._live(r))  # type: ignore[misc]
+            for rank in range(self.size)
+        ]
+        store = FoldedStore(self._baton)
+        try:
+            self.run(lambda ctx: c10d.init_rank(self._fabric, store, ctx.rank, self.size))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def ledger(self) -> Ledger:
+        """Every operation that the ranks completed, in order."""
+        return self._fabric.ledger
+
+    @property
+    def switches(self) -> int:
+        """How many times the baton has changed hands."""
+        return self._baton.switches
+
+    def run(
+        self, program: Callable[Concatenate[RankContext, P], R], *args: P.args, **kwargs: P.kwargs
+    ) -> list[R]:
+        """Run `program(context, ...)` on every rank and return the results by rank.
+
+        State that the ranks keep (process groups, module globals of the table) lasts until the
+        next run. After an error the world is broken and can only be closed.
+
+        Raises:
+            RankFailed: a rank raised; its exception is the cause.
+            Deadlock, Mismatch, NotAMember, Undelivered: see `sim.errors`.
+            Misuse: the world is closed or broken, or this is called from inside a rank.
+        """
+        if self._closed or self._broken is not None:
+            state = "closed" if self._closed else f"broken ({self._broken})"
+            raise Misuse(f"this world is {state}; make a new one")
+        if self._baton.current is not None:
+            raise Misuse("World.run was called from inside one of its ranks")
+        self._job = lambda context: program(context, *args, **kwargs)
+        self._results = [None] * self.size
+        self._errors = {}
+        os.environ.update(self._environment)
+        self._swap.save(None)
+        try:
+            self._baton.start()
+            failure = self._failure()
+            if failure is not None:
+                self._broken = failure
+                self._baton.abort(_PATIENCE)
+        except BaseException as interrupt:
+            self._broken = Misuse(f"interrupted by {type(interrupt).__name__}")
+            self._interrupt()
+            raise
+        finally:
+            self._swap.load(None)
+            self._job = None
+            self._fabric.reset_handles()
+        if failure is not None:
+            self._raise(failure)
+        try:
+            self._fabric.check_drained()
+        except SimError as left:
+            self._broken = left
+            raise
+        results, self._results = self._results, []
+        return results
+
+    def close(self) -> None:
+        """End the ranks and restore torch. Closing again is harmless."""
+        if self._closed:
+            return
+        self._closed = True
+        self._job = None
+        self._swap.save(None)
+        for rank, thread in enumerate(self._threads):
+            if not self._baton.running[rank]:
+                self._baton.dismiss(rank)
+                thread.join(_PATIENCE)
+        self._swap.load(None)
+        for name in self._environment:
+            os.environ.pop(name, None)
+        c10d.uninstall()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # --- a rank's thread ---
+
+    def _live(self, rank: int) -> None:
+        context = RankContext(rank, self.size, self.topology)
+        while True:
+            self._baton.await_turn(rank)
+            job = self._job
+            if job is None:
+                c10d.leave_rank()
+                self._baton.leave(rank)
+                return
+            try:
+                if not self._baton.aborting:
+                    self._results[rank] = job(context)
+            except RankAborted:
+                pass
+            except BaseException as error:
+                # Without this frame: the traceback is the rank's own.
+                trace = error.__traceback__
+                self._errors[rank] = error.with_traceback(trace and trace.tb_next)
+            del job
+            self._baton.end(rank)
+
+    # --- when a run breaks ---
+
+    def _failure(self) -> SimError | None:
+        """Why the run broke, once no rank can run; None if all went well."""
+        if self._fabric.failure is not None:
+            return self._fabric.failure
+        if self._errors:
+            rank, error = next(iter(self._errors.items()))
+            details = {r: _in_a_line(e) for r, e in self._errors.items()}
+            ranks = reports.of_ranks(self._fabric, details)
+            if isinstance(error, SimError):
+                return error if error.ranks else type(error)(error.headline, ranks)
+            return RankFailed(f"rank {rank} raised {_in_a_line(error)}", ranks)
+        if any(self._baton.running):
+            return reports.stuck(self._fabric)
+        return None
+
+    def _raise(self, failure: SimError) -> None:
+        cause = next(iter(self._errors.values()), None)
+        raise failure from (cause if isinstance(failure, RankFailed) else None)
+
+    def _interrupt(self) -> None:
+        """Stop the ranks after Ctrl-C or the like, also one that computes and never waits."""
+        self._baton.aborting = True
+        running = self._baton.current
+        if running is not None:
+            ident = self._threads[running].ident
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(ident or 0), ctypes.py_object(RankAborted)
+            )
+        self._baton.abort(_PATIENCE)
+
+
+def _in_a_line(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" at {short_path(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
+    first = (str(error).splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first}{where}"
+
+
+def _launcher_environment(size: int) -> dict[str, str]:
+    """What a launcher such as torchrun sets for all ranks alike, unless it is set already."""
+    wanted = {
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "0",
+    }
+    return {name: value for name, value in wanted.items() if name not in os.environ}
