@@ -1,0 +1,44 @@
+"""Sigmoid routing with a selection bias: stands in for `vllm._custom_ops.topk_sigmoid`."""
+
+import torch
+
+
+def topk_sigmoid(
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    token_expert_indices: torch.Tensor,
+    gating_output: torch.Tensor,
+    renormalize: bool = False,
+    e_score_correction_bias: torch.Tensor | None = None,
+    routed_scaling_factor: float = 1.0,
+    is_padding: torch.Tensor | None = None,
+) -> None:
+    """Choose K experts for each token, in place on the first three tensors.
+
+    With s = sigmoid(gating_output) [T, E] in float32: the ids are the K largest of
+    s + e_score_correction_bias, best first and the lower id first on a tie; the weights are s of
+    those (without the bias), divided by their sum if `renormalize`, times
+    `routed_scaling_factor`.
+
+    topk_weights: float32 [T, K]; topk_ids: int [T, K]; token_expert_indices: int [T, K], where
+    slot k of token t becomes k * T + t. Rows where `is_padding` [T] is true get id -1, weight 0.
+    """
+    scores_TE = gating_output.to(torch.float32).sigmoid()
+    selection_TE = scores_TE
+    if e_score_correction_bias is not None:
+        selection_TE = scores_TE + e_score_correction_bias.to(torch.float32)
+    tokens, top_k = topk_ids.shape
+    # A stable sort, because torch.topk leaves the order of ties open.
+    order_TE = selection_TE.sort(dim=-1, descending=True, stable=True).indices
+    ids_TK = order_TE[:, :top_k]
+    weights_TK = scores_TE.gather(1, ids_TK)
+    if renormalize:
+        weights_TK = weights_TK / weights_TK.sum(dim=-1, keepdim=True)
+    weights_TK = weights_TK * routed_scaling_factor
+    if is_padding is not None:
+        ids_TK = ids_TK.masked_fill(is_padding.unsqueeze(-1), -1)
+        weights_TK = weights_TK.masked_fill(is_padding.unsqueeze(-1), 0.0)
+    topk_weights.copy_(weights_TK)
+    topk_ids.copy_(ids_TK)
+    slots_TK = torch.arange(top_k) * tokens + torch.arange(tokens).unsqueeze(-1)
+    token_expert_indices.copy_(slots_TK)

@@ -1,0 +1,214 @@
+"""The subject: vLLM's MiniMax-M3 on one rank, and the driver that steps it through its stage."""
+
+import copy
+import functools
+import importlib
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from model import overrides, taps
+from model.batch import Batch
+from model.taps import Captured
+from model.tiny import ShapeError, TinyM3
+from sim import RankContext, Topology
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StepResult:
+    """What one rank has after a step."""
+
+    stage: int
+    """Pipeline stage of the rank."""
+    taps: dict[str, Captured] = field(default_factory=dict)
+    """This rank's taps by name, in the order of the computation; empty if not asked for."""
+    logits: torch.Tensor | None = None
+    """[T, V] on the last stage, else None; in the model's dtype."""
+    logprobs: torch.Tensor | None = None
+    """log_softmax of the logits in float32 (float64 for a float64 model), else None."""
+
+
+def prepare(*, folded: bool = True) -> None:
+    """Import vLLM's MiniMax-M3 and install the override table. Idempotent.
+
+    Call it on the main thread before a world starts. `folded=False` is for ranks that are
+    processes.
+    """
+    overrides.install(folded=folded)
+
+
+class Subject:
+    """One rank's model, built by vLLM's own code from a full checkpoint.
+
+    Build it inside a rank, on all ranks of the world at once: building makes the groups. The
+    weights are copied, so all ranks may pass the same tensors.
+
+    Raises ShapeError if the topology cannot cut the model, and RuntimeError before `prepare`.
+    """
+
+    def __init__(
+        self,
+        ctx: RankContext,
+        tiny: TinyM3,
+        weights: Mapping[str, torch.Tensor],
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        if not overrides.installed():
+            raise RuntimeError("call model.subject.prepare() on the main thread first")
+        check(tiny, ctx.topology)
+        self.tiny = tiny
+        self.dtype = dtype
+        self._recorder = taps.Recorder()
+        self._config = vllm_config(tiny, ctx.topology, dtype, ctx.rank)
+        with _current(self._config):
+            _join_groups(ctx)
+            self.model = _build(self._config, weights, dtype)
+        state = _parallel_state()
+        self._tp, self._pp = state.get_tp_group(), state.get_pp_group()
+        taps.attach(self.model, self._recorder, self._tp.world_size)
+
+    @property
+    def stage(self) -> int:
+        """This rank's pipeline stage."""
+        return int(self._pp.rank_in_group)
+
+    @torch.no_grad()
+    def step(self, batch: Batch, *, capture: bool = True) -> StepResult:
+        """Run the batch through this rank's stage; all ranks step together, with equal batches.
+
+        An empty batch goes through the same code: every collective still runs.
+        """
+        if capture:
+            self._recorder.start()
+        output = self._forward(batch, self._receive())
+        if not self._pp.is_last_rank:
+            self._recorder.record_all(f"stage.{self.stage}.send", output.tensors)
+            self._pp.send_tensor_dict(output.tensors, all_gather_group=self._tp)
+            return StepResult(stage=self.stage, taps=self._recorder.stop())
+        logits = self.model.compute_logits(output)
+        wide = torch.float64 if self.dtype == torch.float64 else torch.float32
+        logprobs = torch.log_softmax(logits.to(wide), dim=-1)
+        self._recorder.record("logits", logits)
+        self._recorder.record("logprobs", logprobs)
+        return StepResult(
+            stage=self.stage, taps=self._recorder.stop(), logits=logits, logprobs=logprobs
+        )
+
+    def labels(self) -> dict[str, dist.ProcessGroup]:
+        """This rank's process groups by name: "tp" moves tensors, "tp.cpu" objects, and so on."""
+        state = _parallel_state()
+        names = ("world", "tp", "pp", "dp", "ep", "dcp", "pcp", "eplb")
+        coordinators = {name: getattr(state, f"_{name.upper()}") for name in names}
+        groups = {}
+        for name, coordinator in coordinators.items():
+            if coordinator is not None:
+                groups[name] = coordinator.device_group
+                groups[f"{name}.cpu"] = coordinator.cpu_group
+        return groups
+
+    def _receive(self) -> Any:
+        """The intermediate tensors of the stage before, or None on the first."""
+        if self._pp.is_first_rank:
+            return None
+        received = self._pp.recv_tensor_dict(all_gather_group=self._tp)
+        self._recorder.record_all(f"stage.{self.stage}.recv", received)
+        return importlib.import_module("vllm.sequence").IntermediateTensors(received)
+
+    def _forward(self, batch: Batch, intermediate: Any) -> Any:
+        attention = importlib.import_module("model.attention_backend")
+        forward_context = importlib.import_module("vllm.forward_context")
+        metadata = attention.WholeSequences(seq_lens=batch.seq_lens)
+        layers = self._config.compilation_config.static_forward_context
+        with forward_context.set_forward_context(
+            dict.fromkeys(layers, metadata), self._config, num_tokens=batch.tokens
+        ):
+            return self.model(batch.token_ids, batch.positions, intermediate)
+
+
+def check(tiny: TinyM3, topology: Topology) -> None:
+    """Raise ShapeError, in one line, if the subject cannot run this topology."""
+    if topology.dp > 1:
+        raise ShapeError(f"dp{topology.dp}: data parallelism is not driven yet; use tp, pp and ep")
+    tiny.validate(topology)
+
+
+def vllm_config(tiny: TinyM3, topology: Topology, dtype: torch.dtype, rank: int) -> Any:
+    """A VllmConfig for one rank, as `vllm serve` would make it, without tokenizer or files."""
+    config = importlib.import_module("vllm.config")
+    parallel = config.ParallelConfig(
+        tensor_parallel_size=topology.tp,
+        pipeline_parallel_size=topology.pp,
+        enable_expert_parallel=topology.ep,
+    )
+    model = copy.deepcopy(_model_config(tiny, dtype))
+    made = config.VllmConfig(model_config=model, parallel_config=parallel)
+    made.parallel_config.rank = rank
+    return made
+
+
+@functools.lru_cache(maxsize=32)
+def _model_config(tiny: TinyM3, dtype: torch.dtype) -> Any:
+    """What does not depend on the rank; vLLM writes into it, so every rank takes a copy."""
+    config = importlib.import_module("vllm.config")
+    with tempfile.TemporaryDirectory(prefix="rankfold") as directory:
+        tiny.write_config_dir(directory)
+        return config.ModelConfig(
+            model=directory,
+            tokenizer=directory,
+            skip_tokenizer_init=True,
+            dtype=dtype,
+            seed=0,
+            max_model_len=tiny.max_position_embeddings,
+            enforce_eager=True,
+        )
+
+
+def _join_groups(ctx: RankContext) -> None:
+    """Make vLLM's groups over the process group that the world has already made."""
+    state = _parallel_state()
+    backend = dist.get_backend()
+    state.init_distributed_environment(
+        world_size=ctx.world_size,
+        rank=ctx.rank,
+        local_rank=int(os.environ.get("LOCAL_RANK", ctx.rank)),
+        backend=backend,
+    )
+    state.initialize_model_parallel(ctx.topology.tp, ctx.topology.pp, backend=backend)
+
+
+def _build(config: Any, weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> Any:
+    model_module = importlib.import_module("vllm.models.minimax_m3.nvidia.model")
+    loader = importlib.import_module("vllm.model_executor.model_loader.utils")
+    workspace = importlib.import_module("vllm.v1.worker.workspace")
+    workspace.init_workspace_manager(torch.device("cpu"))
+    with _default_dtype(dtype):
+        model = model_module.MiniMaxM3SparseForCausalLM(vllm_config=config)
+    model.load_weights(weights.items())
+    loader.process_weights_after_loading(model, config.model_config, torch.device("cpu"))
+    return model.eval()
+
+
+@contextmanager
+def _current(config: Any) -> Iterator[None]:
+    with importlib.import_module("vllm.config").set_current_vllm_config(config):
+        yield
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _parallel_state() -> Any:
+    return importlib.import_module("vllm.distributed.parallel_state")

@@ -1,0 +1,115 @@
+"""Taps: copies of what flows through vLLM's modules, taken by forward hooks.
+
+Nothing is patched: hooks find modules by their names, so they also work on a changed vLLM whose
+names stand. Values are copied at once, because norms and all-reduces then work in place on them.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+REPLICATE = "replicate"
+PARTIAL_TP = "partial:tp"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Captured:
+    """One tap on one rank."""
+
+    name: str
+    """embed; layers.{i}.attn, .residual, .router, .experts_chosen, .ffn, .stream;
+    stage.{s}.recv.{key}, stage.{s}.send.{key}; norm; logits; logprobs."""
+    value: torch.Tensor
+    """A copy; [T, ...]."""
+    declared: str
+    """What the code's own flags say of it: "replicate", or "partial:tp" for a value that is still
+    to be summed over the TP ranks."""
+
+
+class Recorder:
+    """Collects one step's taps. Each tap is recorded at most once a step."""
+
+    def __init__(self) -> None:
+        self._captured: dict[str, Captured] | None = None
+
+    def start(self) -> None:
+        """Begin to record, with nothing recorded."""
+        self._captured = {}
+
+    def stop(self) -> dict[str, Captured]:
+        """End recording; the taps by name, in the order of the computation."""
+        captured, self._captured = self._captured, None
+        return captured or {}
+
+    def record(self, name: str, value: torch.Tensor | None, declared: str = REPLICATE) -> None:
+        """Copy `value` under `name`; does nothing while not recording, or for None."""
+        if self._captured is None or value is None:
+            return
+        if name in self._captured:
+            raise RuntimeError(f"tap {name} was passed twice in one step")
+        self._captured[name] = Captured(name=name, value=value.detach().clone(), declared=declared)
+
+    def record_all(self, prefix: str, values: Mapping[str, Any]) -> None:
+        """Record each tensor of `values` as "prefix.key"."""
+        for key, value in values.items():
+            if isinstance(value, torch.Tensor):
+                self.record(f"{prefix}.{key}", value)
+
+
+def attach(model: nn.Module, recorder: Recorder, tp_size: int) -> None:
+    """Hook a MiniMaxM3SparseForCausalLM so that its forward passes feed `recorder`."""
+    backbone: Any = model.model
+
+    def hook(module: nn.Module, name: str, part: int = 0, declared: str = REPLICATE) -> None:
+        def after(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            chosen = output[part] if isinstance(output, tuple) else output
+            recorder.record(name, chosen, declared)
+
+        module.register_forward_hook(after)
+
+    if _present(backbone.embed_tokens):
+        hook(backbone.embed_tokens, "embed")
+    for i, layer in _own_layers(backbone):
+        at = f"layers.{i}"
+        if i:
+            # The residual after the fused add and norm: the stream that the layer before put out.
+            hook(layer.input_layernorm, f"layers.{i - 1}.stream", part=1)
+        reduces = getattr(layer.self_attn.o_proj, "reduce_results", True)
+        hook(layer.self_attn, f"{at}.attn", declared=_declared(not reduces, tp_size))
+        # The fused add and norm returns (normed, residual).
+        hook(layer.post_attention_layernorm, f"{at}.residual", part=1)
+        ffn = layer.block_sparse_moe if layer.is_moe_layer else layer.mlp
+        if layer.is_moe_layer:
+            hook(ffn.gate, f"{at}.router")
+            # vLLM's own hook for the chosen experts.
+            ffn.experts.router.set_capture_fn(_chosen(recorder, f"{at}.experts_chosen"))
+        deferred = getattr(layer, "ffn_all_reduce_deferred", False)
+        hook(ffn, f"{at}.ffn", declared=_declared(deferred, tp_size))
+    if _present(backbone.norm):
+        hook(backbone.norm, f"layers.{backbone.end_layer - 1}.stream", part=1)
+        hook(backbone.norm, "norm")
+
+
+def _own_layers(backbone: Any) -> Iterator[tuple[int, Any]]:
+    """The layers of this stage with their indices in the whole model."""
+    for i in range(backbone.start_layer, backbone.end_layer):
+        yield i, backbone.layers[i]
+
+
+def _present(module: nn.Module) -> bool:
+    """False for the placeholder of a module that lives on another stage."""
+    return type(module).__name__ != "PPMissingLayer"
+
+
+def _declared(left_unreduced: bool, tp_size: int) -> str:
+    return PARTIAL_TP if left_unreduced and tp_size > 1 else REPLICATE
+
+
+def _chosen(recorder: Recorder, name: str) -> Callable[[torch.Tensor], None]:
+    def capture(ids: torch.Tensor) -> None:
+        recorder.record(name, ids.to(torch.int64).sort(dim=-1).values)
+
+    return capture
