@@ -1,0 +1,142 @@
+"""The oracle: each tap of a run against the float64 reference, before and after norms.
+
+A norm hides an error of scale, so the taps of interest lie before norms. The first tap in
+program order that is wrong is the diagnosis; what follows from it is not news.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from properties.placement import Placement, PlacementError, explain
+from sim import Topology
+
+
+class Captured(Protocol):
+    """One tap on one rank: its local value, and how the code itself declares it placed."""
+
+    @property
+    def value(self) -> torch.Tensor: ...
+    @property
+    def declared(self) -> str: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class TapVerdict:
+    """One tap against the reference."""
+
+    name: str
+    ok: bool
+    expected: str
+    """The placement expected, such as "Replicate" or "Partial(tp)"."""
+    max_abs_err: float
+    """Largest deviation of any rank (inf where shapes differ or values are not finite)."""
+    bound: float
+    """Largest deviation that rounding can explain."""
+    where: str = ""
+    """Ranks and rows, when it is wrong."""
+    why: str = ""
+    """What the wrong value looks like, when it is wrong."""
+
+
+def compare_taps(
+    topology: Topology,
+    captured: Sequence[Mapping[str, Captured]],
+    truth: Mapping[str, torch.Tensor],
+    bounds: Mapping[str, float],
+) -> list[TapVerdict]:
+    """Compare every captured tap that the reference knows, in program order.
+
+    Args:
+        topology: the ranks' layout.
+        captured: the taps of each rank, by rank, each in program order.
+        truth: the reference's taps, float64 [T, ...], in program order.
+        bounds: for each tap the largest error that rounding can explain.
+    """
+    verdicts = []
+    for name, expected in truth.items():
+        local = {rank: taps[name] for rank, taps in enumerate(captured) if name in taps}
+        if local:
+            verdicts.append(_compare(name, topology, local, expected, bounds[name]))
+    return verdicts
+
+
+def _compare(
+    name: str,
+    topology: Topology,
+    local: Mapping[int, Captured],
+    truth: torch.Tensor,
+    bound: float,
+) -> TapVerdict:
+    declared = sorted({tap.declared for tap in local.values()})
+    values = {rank: tap.value for rank, tap in local.items()}
+    infinite = float("inf")
+    if len(declared) > 1:
+        return TapVerdict(
+            name=name,
+            ok=False,
+            expected=" or ".join(str(Placement.parse(text)) for text in declared),
+            max_abs_err=infinite,
+            bound=bound,
+            where=f"ranks {sorted(local)}",
+            why="the ranks declare different placements",
+        )
+    placement = Placement.parse(declared[0])
+    try:
+        full = placement.full_values(topology, values)
+    except (PlacementError, RuntimeError) as error:
+        full, why = {}, str(error).splitlines()[0]
+        return TapVerdict(
+            name=name,
+            ok=False,
+            expected=str(placement),
+            max_abs_err=infinite,
+            bound=bound,
+            where=f"ranks {sorted(local)}",
+            why=why,
+        )
+    worst_ranks, worst = max(
+        ((ranks, _deviation(value, truth)) for ranks, value in full.items()),
+        key=lambda pair: pair[1],
+    )
+    if worst <= bound:
+        return TapVerdict(
+            name=name, ok=True, expected=str(placement), max_abs_err=worst, bound=bound
+        )
+    axis = placement.partial_over or "tp"
+    group = topology.group_of(worst_ranks[0], axis)
+    ordered = dict.fromkeys((worst_ranks[0], *group))
+    return TapVerdict(
+        name=name,
+        ok=False,
+        expected=str(placement),
+        max_abs_err=worst,
+        bound=bound,
+        where=_where(worst_ranks, full[worst_ranks], truth, bound),
+        why=explain(
+            [values[rank] for rank in ordered if rank in values], truth, bound, placement, axis
+        ),
+    )
+
+
+def _deviation(value: torch.Tensor, truth: torch.Tensor) -> float:
+    if value.shape != truth.shape:
+        return float("inf")
+    if not value.numel():
+        return 0.0
+    worst = float((value - truth.double()).abs().max())
+    return worst if worst == worst else float("inf")
+
+
+def _where(ranks: tuple[int, ...], value: torch.Tensor, truth: torch.Tensor, bound: float) -> str:
+    who = f"rank {ranks[0]}" if len(ranks) == 1 else f"the sum over ranks {list(ranks)}"
+    if value.shape != truth.shape:
+        return who
+    wrong = ~((value - truth).abs().reshape(truth.shape[0], -1) <= bound).all(-1)
+    rows = [int(row) for row in wrong.nonzero().flatten()]
+    shown = ", ".join(map(str, rows[:8])) + (", ..." if len(rows) > 8 else "")
+    return f"{who}, rows {shown} of {truth.shape[0]}"

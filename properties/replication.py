@@ -1,0 +1,88 @@
+"""What is declared replicated is the same on every rank, bit for bit, also across stages.
+
+Ranks that compute the same thing from the same inputs get the same bits; where they differ, a
+later slice-and-gather (as in the pipeline send) would mix rows of different values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from properties.oracle import Captured
+from properties.verdict import Verdict
+from sim import Topology
+
+
+def same_across_ranks(topology: Topology, captured: Sequence[Mapping[str, Captured]]) -> Verdict:
+    """Every tap declared replicated has the same bits on all TP ranks that have it."""
+    names = dict.fromkeys(name for taps in captured for name in taps)
+    count = 0
+    for name in names:
+        for group in topology.groups["tp"]:
+            taps = {r: captured[r][name] for r in group if name in captured[r]}
+            if not taps or any(tap.declared != "replicate" for tap in taps.values()):
+                continue
+            count += 1
+            first = taps[min(taps)].value
+            odd = [r for r, tap in taps.items() if not _same(tap.value, first)]
+            if odd or len(taps) < len(group):
+                missing = [r for r in group if r not in taps]
+                return Verdict(
+                    name="replication",
+                    ok=False,
+                    what=f"{name} is not the same on all TP ranks",
+                    where=f"{name}, ranks {odd or missing} against rank {min(taps)}",
+                    why="the ranks do not have the tap" if missing else _difference(taps, odd),
+                )
+    return Verdict(
+        name="replication",
+        ok=True,
+        what=f"{count} replicated values have the same bits on all TP ranks",
+    )
+
+
+def same_across_stages(topology: Topology, captured: Sequence[Mapping[str, Captured]]) -> Verdict:
+    """Every rank of a stage receives what its peer of the stage before has sent, bit for bit."""
+    count = 0
+    for column in topology.groups["pp"]:
+        for stage in range(1, len(column)):
+            sender, receiver = captured[column[stage - 1]], captured[column[stage]]
+            sent = _under(sender, f"stage.{stage - 1}.send.")
+            got = _under(receiver, f"stage.{stage}.recv.")
+            wrong = sorted(set(sent) ^ set(got)) or [
+                key for key in sent if not _same(sent[key].value, got[key].value)
+            ]
+            if wrong:
+                return Verdict(
+                    name="stage transfer",
+                    ok=False,
+                    what=f"stage {stage} did not receive what stage {stage - 1} sent",
+                    where=f"{', '.join(wrong)}, rank {column[stage - 1]} to {column[stage]}",
+                    why="every TP rank sends a slice and the receivers gather them: stage outputs "
+                    "must cover all tokens and be the same on all TP ranks",
+                )
+            count += len(sent)
+    return Verdict(
+        name="stage transfer",
+        ok=True,
+        what=f"{count} tensors arrived at the next stage as they were sent",
+    )
+
+
+def _under(taps: Mapping[str, Captured], prefix: str) -> dict[str, Captured]:
+    return {n.removeprefix(prefix): tap for n, tap in taps.items() if n.startswith(prefix)}
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equal bits, except that a NaN equals a NaN: they are the oracle's business."""
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a.nan_to_num(), b.nan_to_num())
+
+
+def _difference(taps: Mapping[int, Captured], odd: Sequence[int]) -> str:
+    a, b = taps[min(taps)].value, taps[odd[0]].value
+    if a.shape != b.shape:
+        return f"shapes {list(a.shape)} and {list(b.shape)}"
+    worst = float((a.double() - b.double()).abs().max())
+    return f"largest difference {worst:.3g}"

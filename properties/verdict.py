@@ -1,0 +1,20 @@
+"""The answer of one check."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """Whether a check holds; if not, what is wrong, where, and why."""
+
+    name: str
+    """The check's name."""
+    ok: bool
+    what: str
+    """What was checked, or what is wrong, in one line."""
+    where: str = ""
+    """Tap, ranks and rows, when something is wrong."""
+    why: str = ""
+    """The likely cause, when something is wrong."""
