@@ -1,0 +1,115 @@
+"""The command line. vLLM is imported only by the commands that run it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from rankfold.errors import BAD_USAGE, BROKE, FAILS, HOLDS
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(BAD_USAGE, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit code: 0 holds, 1 fails, 2 bad usage, 3 the run broke."""
+    arguments = _parser().parse_args(argv)
+    command: Callable[[argparse.Namespace], int] = arguments.command
+    return command(arguments)
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="rankfold",
+        description="Fold N ranks into one process, run vLLM's MiniMax-M3 there, and find "
+        "collective-communication bugs.",
+        epilog="exit codes: 0 holds, 1 a check fails, 2 bad usage, 3 the run itself broke",
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    check = commands.add_parser("check", help="run a topology, tap by tap against the reference")
+    check.add_argument("topology", help="such as tp4, tp2pp2, tep4pp2")
+    check.add_argument("--tokens", type=int, default=8, help="tokens of the batch (default 8)")
+    check.add_argument("--sequences", type=int, default=1, help="sequences they are cut into")
+    check.add_argument("--seed", type=int, default=0, help="of weights and tokens")
+    check.add_argument("--dtype", default="float32", help="float32, bfloat16, float16, float64")
+    check.add_argument("--layers", default="dmmm", help="d dense, m MoE (default dmmm)")
+    check.add_argument("--against", metavar="TOPOLOGY", help="compare logprobs with this topology")
+    check.add_argument("--json", action="store_true", help="print the report as JSON")
+    check.set_defaults(command=_check)
+    bench = commands.add_parser("bench", help="measure the folded runtime")
+    bench.add_argument("--json", action="store_true", help="print the figures as JSON")
+    bench.set_defaults(command=_bench)
+    return parser
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from sim import SimError, Topology
+
+    def run() -> int:
+        from rankfold.check import Options, run_check
+        from rankfold.render import render
+
+        options = Options(
+            topology=Topology.parse(arguments.topology),
+            tokens=arguments.tokens,
+            sequences=arguments.sequences,
+            seed=arguments.seed,
+            dtype=arguments.dtype,
+            layers=arguments.layers,
+            against=Topology.parse(arguments.against) if arguments.against else None,
+        )
+        with Console(stderr=True).status("starting") as status:
+            report = run_check(options, status.update)
+        if arguments.json:
+            print(json.dumps(report.to_json(), indent=2))
+        else:
+            render(report, Console(soft_wrap=True))
+        return HOLDS if report.ok else FAILS
+
+    try:
+        return run()
+    except SimError as error:
+        if arguments.json:
+            print(json.dumps({"ok": False, "error": error.to_json()}, indent=2))
+        print(f"rankfold check: the run broke: {error}", file=sys.stderr)
+        return BROKE
+    except (ValueError, ImportError) as error:
+        return _refuse("check", error)
+
+
+def _refuse(command: str, error: Exception) -> int:
+    """One line for bad input; anything else is a bug of ours and keeps its traceback."""
+    from model.tiny import ShapeError
+    from rankfold.errors import UsageError
+    from sim import TopologyError
+
+    if isinstance(error, UsageError | ShapeError | TopologyError):
+        print(f"rankfold {command}: {error}", file=sys.stderr)
+        return BAD_USAGE
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] == "vllm":
+        print(
+            f"rankfold {command}: vLLM is not installed here; run `make setup`, or set "
+            "RANKFOLD_PYTHON to a Python that has it",
+            file=sys.stderr,
+        )
+        return BAD_USAGE
+    raise error
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    from rankfold.bench import run_bench
+
+    return run_bench(as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

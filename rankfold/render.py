@@ -1,0 +1,64 @@
+"""A report for a person: a short table on the terminal."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rankfold.report import Report
+
+
+def render(report: Report, console: Console) -> None:
+    """Print the taps, the traffic, the checks and the verdict."""
+    subject = report.subject
+    console.print(
+        f"[bold]{report.topology}[/]: {report.ranks} {report.transport} ranks, "
+        f"{report.tokens} tokens, layers {report.layers}, {report.dtype}, seed {report.seed}"
+    )
+    console.print(
+        f"subject: vLLM {subject.vllm}, experts {subject.moe_backend}, "
+        f"sequence parallelism {'on' if subject.sequence_parallel else 'off'}\n"
+    )
+    console.print(_taps(report))
+    console.print(_traffic(report))
+    for check in report.checks:
+        mark = Text("holds", "green") if check.ok else Text("FAILS", "bold red")
+        console.print(mark, Text(f" {check.name}: {check.what}"))
+        if not check.ok:
+            console.print(Text(f"       where: {check.where}"))
+            console.print(Text(f"       why:   {check.why}"))
+    style = "bold green" if report.ok else "bold red"
+    console.print(Text(f"\n{report.headline}  ({report.seconds:.1f} s)", style))
+
+
+def _taps(report: Report) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("tap")
+    table.add_column("expected")
+    table.add_column("largest error", justify="right")
+    table.add_column("bound", justify="right")
+    table.add_column("")
+    for tap in report.taps:
+        table.add_row(
+            tap.name,
+            tap.expected,
+            f"{tap.max_abs_err:.1e}",
+            f"{tap.bound:.1e}",
+            "" if tap.ok else Text("wrong", "bold red"),
+        )
+    return table
+
+
+def _traffic(report: Report) -> Table:
+    table = Table(box=None, pad_edge=False, title_justify="left", title_style="")
+    for name in ("op", "group"):
+        table.add_column(name)
+    for name in ("count", "bytes"):
+        table.add_column(name, justify="right")
+    for op, of_op in report.ledger.by_op.items():
+        for group, part in of_op.groups.items():
+            table.add_row(op, group, str(part["count"]), f"{part['bytes']:,}")
+    total = report.ledger
+    table.add_row("all", "", str(total.collectives), f"{total.bytes:,}", style="dim")
+    return table
