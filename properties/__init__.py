@@ -3,7 +3,8 @@
 | file | what it is |
 |---|---|
 | verdict.py | `Verdict`: what was checked, whether it holds, where and why not |
-| placement.py | the full value behind the ranks' local ones, and what a wrong one looks like |
+| placement.py | the full value behind the ranks' local ones |
+| explain.py | what wrong values look like: the likely cause |
 | oracle.py | each tap against the float64 reference, within its derived bound |
 | replication.py | what is declared replicated is the same bits on every rank, also across stages |
 """

@@ -12,7 +12,8 @@ from typing import Protocol
 
 import torch
 
-from properties.placement import Placement, PlacementError, explain
+from properties.explain import explain
+from properties.placement import Placement, PlacementError
 from sim import Topology
 
 
@@ -86,18 +87,20 @@ def _compare(
             why="the ranks declare different placements",
         )
     placement = Placement.parse(declared[0])
+    axis = placement.axis
     try:
-        full = placement.full_values(topology, values)
-    except (PlacementError, RuntimeError) as error:
-        full, why = {}, str(error).splitlines()[0]
+        full = placement.full_values(topology, values, truth.shape[0])
+    except PlacementError as error:
+        groups = [g for g in topology.groups[axis] if all(rank in values for rank in g)]
+        parts = [values[rank] for rank in groups[0]] if groups else []
         return TapVerdict(
             name=name,
             ok=False,
             expected=str(placement),
             max_abs_err=infinite,
             bound=bound,
-            where=f"ranks {sorted(local)}",
-            why=why,
+            where=f"ranks {sorted(values)}",
+            why=explain(parts, truth, bound, placement) if parts else str(error),
         )
     worst_ranks, worst = max(
         ((ranks, _deviation(value, truth)) for ranks, value in full.items()),
@@ -107,18 +110,20 @@ def _compare(
         return TapVerdict(
             name=name, ok=True, expected=str(placement), max_abs_err=worst, bound=bound
         )
-    axis = placement.partial_over or "tp"
-    group = topology.group_of(worst_ranks[0], axis)
-    ordered = dict.fromkeys((worst_ranks[0], *group))
+    group = [r for r in topology.group_of(worst_ranks[0], axis) if r in values]
     return TapVerdict(
         name=name,
         ok=False,
         expected=str(placement),
         max_abs_err=worst,
         bound=bound,
-        where=_where(worst_ranks, full[worst_ranks], truth, bound),
+        where=_where(placement, worst_ranks, full[worst_ranks], truth, bound),
         why=explain(
-            [values[rank] for rank in ordered if rank in values], truth, bound, placement, axis
+            [values[rank] for rank in group],
+            truth,
+            bound,
+            placement,
+            worst=group.index(worst_ranks[0]),
         ),
     )
 
@@ -132,8 +137,15 @@ def _deviation(value: torch.Tensor, truth: torch.Tensor) -> float:
     return worst if worst == worst else float("inf")
 
 
-def _where(ranks: tuple[int, ...], value: torch.Tensor, truth: torch.Tensor, bound: float) -> str:
-    who = f"rank {ranks[0]}" if len(ranks) == 1 else f"the sum over ranks {list(ranks)}"
+def _where(
+    placement: Placement,
+    ranks: tuple[int, ...],
+    value: torch.Tensor,
+    truth: torch.Tensor,
+    bound: float,
+) -> str:
+    how = {"replicate": "", "partial": "the sum over ", "shard": "the shards of "}[placement.kind]
+    who = how + (f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {list(ranks)}")
     if value.shape != truth.shape:
         return who
     wrong = ~((value - truth).abs().reshape(truth.shape[0], -1) <= bound).all(-1)

@@ -1,7 +1,7 @@
 """Placements: how the ranks' local values of a tensor make up its full value.
 
 The names are DTensor's. Here they are about the token-by-feature activations between the parts
-of a layer: replicated over an axis, or partial sums over it.
+of a layer: replicated over an axis, partial sums over it, or shards of the tokens.
 """
 
 from __future__ import annotations
@@ -13,113 +13,90 @@ import torch
 
 from sim import Topology
 
+AXES = ("tp", "ep", "dp")
+
 
 class PlacementError(ValueError):
-    """A placement's text that means nothing, or that the ranks do not agree on."""
+    """A placement's text that means nothing, or local values that cannot be placed so."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Over which axis the full value is the sum of the local ones; replicated over the rest."""
+    """How a value is placed over one axis; it is replicated over the others."""
 
-    partial_over: str | None = None
+    kind: str = "replicate"
+    """"replicate", "partial" (the full value is the sum of the local ones) or "shard" (the rows
+    of the ranks one after the other, with padding rows at the end)."""
+    axis: str = "tp"
 
     @classmethod
     def parse(cls, text: str) -> Placement:
-        """From a tap's declaration: "replicate" or "partial:AXIS".
+        """From a tap's declaration: "replicate", "partial:AXIS" or "shard:AXIS".
 
         Raises:
             PlacementError: any other text.
         """
-        if text == "replicate":
-            return cls()
         kind, _, axis = text.partition(":")
-        if kind == "partial" and axis in ("tp", "ep", "dp"):
-            return cls(axis)
-        raise PlacementError(f"{text!r} is no placement; use replicate or partial:tp")
+        if text == "replicate" or (kind in ("partial", "shard") and axis in AXES):
+            return cls(kind, axis or "tp")
+        raise PlacementError(f"{text!r} is no placement; use replicate, partial:tp or shard:tp")
 
     def __str__(self) -> str:
-        return f"Partial({self.partial_over})" if self.partial_over else "Replicate"
+        return {
+            "replicate": "Replicate",
+            "partial": f"Partial({self.axis})",
+            "shard": f"Shard(tokens, {self.axis})",
+        }[self.kind]
 
     def full_values(
-        self, topology: Topology, local: Mapping[int, torch.Tensor]
+        self, topology: Topology, local: Mapping[int, torch.Tensor], tokens: int
     ) -> dict[tuple[int, ...], torch.Tensor]:
         """The full value that each set of ranks holds, in float64.
 
         Args:
             topology: the ranks' layout.
-            local: each rank's local value, [T, ...], all of one shape.
+            local: each rank's local value, [rows, ...].
+            tokens: rows of the full value.
 
         Returns:
-            {(rank,): value} where replicated; {ranks of the group: sum} where partial.
+            {(rank,): value} where replicated, else {ranks of the group: value}.
 
         Raises:
-            PlacementError: a group has the tap on some of its ranks only.
+            PlacementError: a group has the tap on some of its ranks only, or with shapes that
+                do not fit together.
         """
-        if self.partial_over is None:
+        if self.kind == "replicate":
             return {(rank,): value.double() for rank, value in local.items()}
         full = {}
-        for group in topology.groups[self.partial_over]:
+        for group in topology.groups[self.axis]:
             have = [rank for rank in group if rank in local]
             if not have:
                 continue
             if len(have) != len(group):
                 raise PlacementError(f"ranks {have} of {list(group)} have it, the others do not")
-            full[group] = sum_in_float64([local[rank] for rank in group])
+            full[group] = self.combine([local[rank] for rank in group], tokens)
         return full
 
+    def combine(self, parts: Sequence[torch.Tensor], tokens: int) -> torch.Tensor:
+        """The full value, in float64, of one group's local values in group order.
 
-def sum_in_float64(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The sum of the parts, in float64 so that it adds no rounding of its own."""
-    return torch.stack([part.double() for part in parts]).sum(0)
-
-
-def explain(
-    local: Sequence[torch.Tensor],
-    truth: torch.Tensor,
-    bound: float,
-    placement: Placement,
-    axis: str = "tp",
-) -> str:
-    """What wrong values look like, if they look like something.
-
-    Args:
-        local: the local values of the ranks of one group, [T, ...] each, the worst rank first.
-        truth: the full value, float64 [T, ...].
-        bound: largest error that rounding can explain.
-        placement: the placement expected.
-        axis: the group's axis.
-    """
-    size = len(local)
-    shape = local[0].shape
-    if shape != truth.shape:
-        if shape and shape[0] * size == truth.shape[0]:
-            return f"looks like Shard(tokens) over {axis}: a gather is missing"
-        return f"has shape {list(shape)} instead of {list(truth.shape)}"
-    total = sum_in_float64(local)
-    value = total if placement.partial_over else local[0].double()
-    if not torch.isfinite(value).all():
-        rows = _rows(~torch.isfinite(value))
-        return f"rows {rows} are not finite: uninitialised or padding rows leaked in"
-    if size > 1 and placement.partial_over and all(_near(v.double(), truth, bound) for v in local):
-        return f"every rank of {axis} has the full value already: the sum counts it {size} times"
-    if size > 1 and not placement.partial_over and _near(total, truth, bound * size):
-        return f"looks like Partial({axis}): a reduction over {axis} is missing"
-    for times in range(2, size + 1):
-        if _near(value, truth * times, bound * times):
-            return f"is {times} x the full value: summed over {axis} once too often"
-    wrong = _rows((value - truth).abs() > bound)
-    if wrong == [row for row in wrong if not value[row].any()]:
-        return f"rows {wrong} are zero: they were dropped"
-    if len(wrong) < truth.shape[0]:
-        return f"only rows {wrong} of {truth.shape[0]} are wrong"
-    return "no simple relation to the full value"
+        Raises:
+            PlacementError: the shapes do not fit together.
+        """
+        shapes = {tuple(part.shape) for part in parts}
+        if len(shapes) > 1:
+            raise PlacementError(f"the ranks' shapes differ: {sorted(map(list, shapes))}")
+        if self.kind == "shard":
+            rows = shard_rows(tokens, len(parts))
+            if parts[0].shape[0] != rows:
+                raise PlacementError(
+                    f"every rank has {parts[0].shape[0]} rows where its shard of {tokens} tokens "
+                    f"has {rows}"
+                )
+            return torch.cat([part.double() for part in parts])[:tokens]
+        return torch.stack([part.double() for part in parts]).sum(0)
 
 
-def _near(value: torch.Tensor, truth: torch.Tensor, bound: float) -> bool:
-    return bool(((value - truth).abs() <= bound).all())
-
-
-def _rows(wrong: torch.Tensor) -> list[int]:
-    flat = wrong.reshape(wrong.shape[0], -1).any(-1)
-    return [int(row) for row in flat.nonzero().flatten()]
+def shard_rows(tokens: int, ranks: int) -> int:
+    """Rows of each rank's token shard, padding included: ceil(tokens / ranks)."""
+    return -(-tokens // ranks)
