@@ -73,7 +73,7 @@ def _shapes(call: Call) -> str | None:
 _ASPECTS: dict[str, Callable[[Call], str | None]] = {
     "operations": lambda call: call.op,
     "reduce ops": lambda call: str(call.reduction) if call.reduction else None,
-    "roots": lambda call: None if call.root is None else str(call.root),
+    "roots": lambda call: None if call.root_rank is None else str(call.root_rank),
     "dtypes": _dtypes,
     "shapes": _shapes,
 }

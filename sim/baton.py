@@ -59,7 +59,9 @@ class Baton:
         self.waiting = [None] * self.size
         self._ready = deque(range(self.size))
         self._give(self._pick())
-        self._caller_turn.acquire()
+        # An interrupt that comes just before the wait begins would only be seen after it.
+        while not self._caller_turn.acquire(timeout=0.5):
+            pass
 
     def abort(self, patience: float) -> list[int]:
         """Unwind the ranks that are not done, one by one; return those that would not end.
@@ -106,6 +108,17 @@ class Baton:
         self.waiting[rank] = None
         if self.aborting:
             raise RankAborted
+
+    def give_way(self) -> None:
+        """Let the ranks that can run go first; return at once if there is none."""
+        if self.aborting:
+            raise RankAborted
+        if self._ready:
+            rank = self.holder()
+            self._ready.append(rank)
+            self._next(rank)
+            if self.aborting:
+                raise RankAborted
 
     def preempt(self) -> None:
         """Under a schedule seed, perhaps let another rank run first."""

@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from . import reports
 from .baton import thread_rank
 from .errors import NotAMember
 from .fabric import Fabric
@@ -112,8 +111,7 @@ def _refuse(op_name: str) -> None:
     fabric.fail(
         NotAMember(
             f"rank {thread_rank()} called {op_name} at {fabric.sites.here()} on a group that it "
-            "is not in; torch would only warn, and skip the call on this rank",
-            reports.of_ranks(fabric),
+            "is not in; torch would only warn, and skip the call on this rank"
         )
     )
 

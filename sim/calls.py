@@ -28,6 +28,8 @@ class Call:
     reduction: Reduction | None = None
     root: int | None = None
     """Rank in the group."""
+    root_rank: int | None = None
+    """The same as a global rank, for reports."""
     in_splits: tuple[int, ...] | None = None
     out_splits: tuple[int, ...] | None = None
     """Rows of dim 0 for each rank, for all_to_all_single."""
@@ -40,8 +42,8 @@ class Call:
 
     def __str__(self) -> str:
         details = [str(self.reduction)] if self.reduction else []
-        if self.root is not None:
-            details.append(f"root {self.root}")
+        if self.root_rank is not None:
+            details.append(f"root {self.root_rank}")
         if self.in_splits is not None:
             details.append(f"splits {list(self.in_splits)} -> {list(self.out_splits or ())}")
         shapes = ", ".join(describe(t) for t in self.operands()[:4])

@@ -6,10 +6,9 @@ recorded when the call is made, and are turned into text only when something is 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-import threading
+import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
@@ -18,9 +17,9 @@ import torch
 
 _HERE = str(Path(__file__).resolve().parent) + os.sep
 _TORCH = str(Path(torch.__file__).resolve().parent) + os.sep
-_STDLIB = {
-    str(Path(module.__file__).resolve()) for module in (contextlib, threading) if module.__file__
-}
+_STDLIB = str(Path(sysconfig.get_path("stdlib")).resolve()) + os.sep
+# Decorates torch's deprecated names, so that it stands between the caller and torch.
+_WRAPPERS = ("typing_extensions.py",)
 _DEPTH = 4
 _INTERNAL, _PLUMBING, _CALLER = range(3)
 
@@ -88,14 +87,17 @@ class CallSites:
         return Site(tuple(frames or plumbing))
 
     def _kind(self, file: str) -> int:
-        if _is_internal(file):
+        if is_internal(file):
             return _INTERNAL
         return _PLUMBING if any(part in file for part in self._plumbing) else _CALLER
 
 
-def _is_internal(file: str) -> bool:
+def is_internal(file: str) -> bool:
+    """Whether a file is torch's, the standard library's or this package's."""
     path = os.path.realpath(file)
-    return path.startswith((_HERE, _TORCH)) or path in _STDLIB or file.startswith("<frozen")
+    if path.startswith((_HERE, _TORCH)) or path.endswith(_WRAPPERS) or file.startswith("<frozen"):
+        return True
+    return path.startswith(_STDLIB) and "-packages" + os.sep not in path
 
 
 def short_path(file: str) -> str:

@@ -17,7 +17,7 @@ class RankReport:
     rank: int
     """Global rank."""
     state: str
-    """"waits in", "finished", "raised", "runs" or "is ready"."""
+    """"waits in", "is in", "has finished", "raised", "runs" or "left"."""
     operation: str = ""
     """The pending operation with its operands, such as "all_reduce(sum) float32[4, 8]"."""
     group: str = ""

@@ -44,6 +44,8 @@ class Group:
         self.ranks = ranks
         self.label = name
         """How reports and the ledger call the group."""
+        self.members: set[int] = set()
+        """The members, as ranks in the group, that have a handle now."""
         self.next = [0] * len(ranks)
         """How many operations each member has called."""
         self.slots: dict[int, Slot] = {}
@@ -72,6 +74,12 @@ class Fabric:
         if key not in self.groups:
             self.groups[key] = Group(name, ranks)
         return self.groups[key]
+
+    def leave(self, group: Group, index: int) -> None:
+        """A member has destroyed its handle; the group is let go with the last one."""
+        group.members.discard(index)
+        if not group.members:
+            self.groups.pop((group.name, group.ranks), None)
 
     def collective(self, group: Group, index: int, call: Call) -> FoldedWork:
         """Start a collective for the member at `index`; the last member to call carries it out."""
@@ -114,9 +122,17 @@ class Fabric:
 
     def fail(self, failure: SimError) -> NoReturn:
         """Break the run: record why, and unwind this rank; the world unwinds the others."""
+        if not failure.ranks:
+            failure = type(failure)(failure.headline, reports.of_ranks(self))
         self.failure = self.failure or failure
         self.baton.aborting = True
         raise RankAborted
+
+    def break_run(self, failure: SimError) -> NoReturn:
+        """Break the run from a thread that is no rank, which gets the failure raised."""
+        self.failure = self.failure or failure
+        self.baton.aborting = True
+        raise failure
 
     def check_drained(self) -> None:
         """Check that nothing is pending once all ranks are done.
@@ -138,7 +154,7 @@ class Fabric:
         collective = COLLECTIVES[calls[0].op]
         wrong = disagreement(calls) or collective.check(calls)
         if wrong:
-            self.fail(Mismatch(f"mismatch on {group}: {wrong}", reports.of_ranks(self)))
+            self.fail(Mismatch(f"mismatch on {group}: {wrong}"))
         with _writing(calls):
             collective.run(calls)
         self.ledger.append(_entry(group, calls, collective.moved(calls)))
@@ -148,7 +164,7 @@ class Fabric:
         if sent.numel() != buffer.numel() or sent.dtype != buffer.dtype:
             wrong = f"rank {send.rank} sends {describe(sent)}, but rank {recv.rank} expects "
             headline = f"mismatch on {group}: {wrong}{describe(buffer)}"
-            now = {send.rank: send, recv.rank: recv}
+            now = {send.rank: (send, group), recv.rank: (recv, group)}
             self.fail(Mismatch(headline, reports.of_ranks(self, now=now)))
         with torch.inference_mode() if buffer.is_inference() else torch.no_grad():
             buffer.copy_(sent.reshape(buffer.shape))
@@ -165,6 +181,8 @@ class Fabric:
                 sites=(send.site, recv.site),
             )
         )
+        if recv.work is not None:
+            recv.work.source = send.source
         for post in (send, recv):
             if post.work is not None and not post.work.done:
                 post.work.finish()
@@ -178,7 +196,7 @@ def _entry(group: Group, calls: list[Call], moved: int) -> Entry:
         by_rank = tuple(tuple(t.shape for t in call.operands()) for call in calls)
     else:
         by_rank = (shapes,) * len(calls)
-    root = "" if first.root is None else f"root {group.ranks[first.root]}"
+    root = "" if first.root_rank is None else f"root {first.root_rank}"
     return Entry(
         op=first.op,
         group=group.label,

@@ -52,11 +52,12 @@ def all_gather(calls: Sequence[Call]) -> None:
 def all_gather_into_tensor(calls: Sequence[Call]) -> None:
     """out_r = in_0, in_1, ... one after the other."""
     for bucket in range(len(calls[0].inputs)):
-        sources = [c.inputs[bucket][0] for c in calls]
-        whole = torch.stack([s.reshape(-1).view(torch.uint8) for s in sources])
+        first = calls[0].inputs[bucket][0]
+        whole = first.new_empty(len(calls), first.numel())
+        for part, call in zip(whole, calls, strict=True):
+            part.copy_(call.inputs[bucket][0].reshape(-1))
         for call in calls:
-            out = call.outputs[bucket][0]
-            _write(out, whole.view(-1).view(out.dtype))
+            _write(call.outputs[bucket][0], whole)
 
 
 def reduce_scatter(calls: Sequence[Call]) -> None:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from .baton import thread_rank
 from .calls import Buckets, Call
-from .errors import NotAMember
+from .errors import Misuse, NotAMember
 from .fabric import Fabric, Group
 from .mailbox import Post
 from .reduction import Reduction
@@ -37,6 +37,7 @@ class FoldedProcessGroup(_Overloaded):  # type: ignore[misc]
         self._index = index
         self._rank = group.ranks[index]
         self._batch: list[FoldedWork] | None = None
+        group.members.add(index)
 
     # --- what a process group is asked about itself ---
 
@@ -73,7 +74,8 @@ class FoldedProcessGroup(_Overloaded):  # type: ignore[misc]
         return self.group.next[self._index]
 
     def shutdown(self) -> None:
-        """Nothing to release: the world owns the group."""
+        """This rank is done with the group."""
+        self._fabric.leave(self.group, self._index)
 
     abort = shutdown
 
@@ -212,8 +214,18 @@ class FoldedProcessGroup(_Overloaded):  # type: ignore[misc]
         in_splits: tuple[int, ...] | None = None,
         out_splits: tuple[int, ...] | None = None,
     ) -> FoldedWork:
-        call = Call(op, self._rank, inputs, outputs, reduction, root, in_splits, out_splits)
-        self._check_member(op)
+        call = Call(
+            op=op,
+            rank=self._rank,
+            inputs=inputs,
+            outputs=outputs,
+            reduction=reduction,
+            root=root,
+            root_rank=None if root is None else self.group.ranks[root],
+            in_splits=in_splits,
+            out_splits=out_splits,
+        )
+        self._check_caller(op)
         return self._batched(self._fabric.collective(self.group, self._index, call))
 
     def _post(
@@ -225,7 +237,7 @@ class FoldedProcessGroup(_Overloaded):  # type: ignore[misc]
         tag: int,
         peer: int | None,
     ) -> FoldedWork:
-        self._check_member(op)
+        self._check_caller(op)
         name = "any rank" if peer is None else f"rank {self.group.ranks[peer]}"
         post = Post(op, self._rank, source, destination, tag, tensors[0], name)
         return self._batched(self._fabric.post(self.group, post))
@@ -235,14 +247,22 @@ class FoldedProcessGroup(_Overloaded):  # type: ignore[misc]
             self._batch.append(work)
         return work
 
-    def _check_member(self, op: str) -> None:
+    def _check_caller(self, op: str) -> None:
         caller = thread_rank()
-        if caller != self._rank and caller is not None:
-            member = "in" if caller in self.group.ranks else "not in"
-            raise NotAMember(
-                f"rank {caller} called {op} on rank {self._rank}'s handle of {self.group}, "
-                f"and is {member} that group; each rank uses the group that its own new_group gave"
+        if caller == self._rank:
+            return
+        called = f"called {op} on {self.group} at {self._fabric.sites.here()}"
+        if caller is None:
+            self._fabric.break_run(
+                Misuse(f"a thread that is no rank {called}; a rank calls from its own thread")
             )
+        member = "in" if caller in self.group.ranks else "not in"
+        self._fabric.fail(
+            NotAMember(
+                f"rank {caller} {called} through rank {self._rank}'s handle, and is {member} that "
+                "group; each rank uses the handle that its own new_group gave"
+            )
+        )
 
     def _splits(self, splits: Sequence[int] | None, tensor: torch.Tensor) -> tuple[int, ...]:
         if splits:

@@ -2,15 +2,16 @@
 
 Real ranks are processes, so libraries keep a rank's state in module globals. Folded ranks share
 one process; since only one runs at a time, that state can be swapped at each hand-over. What is
-swapped is declared here, entry by entry with its reason, and `sim.audit` finds what is missing.
+swapped is declared here, entry by entry with its reason.
 """
 
 from __future__ import annotations
 
+import copy
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -116,10 +117,14 @@ class StateSwap:
 
     Args:
         entries: the table.
-        environment: environment variables that a launcher sets to each rank's number.
+        environment: environment variables that a launcher sets, each with its value on a rank.
     """
 
-    def __init__(self, entries: Iterable[Entry], environment: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        entries: Iterable[Entry],
+        environment: Mapping[str, Callable[[int], str]] | None = None,
+    ) -> None:
         entries = tuple(entries)
         self._modules: dict[str, tuple[dict[str, Any], list[str]]] = {}
         self._attributes: list[tuple[type, str]] = []
@@ -127,7 +132,8 @@ class StateSwap:
         self._slots = [entry for entry in entries if isinstance(entry, RankSlot)]
         self._caches: list[Callable[[], None]] = []
         self._saved: dict[int | None, _Saved] = {}
-        self._environment = environment
+        self._of_rank: dict[int, dict[str, str | None]] = {}
+        self._environment = dict(environment or {})
         for entry in entries:
             if isinstance(entry, RankCache):
                 cache = getattr(_owner(entry.module), entry.name, None)
@@ -152,12 +158,12 @@ class StateSwap:
         saved = self._saved[rank]
         for module, values in zip(self._modules, saved.modules, strict=True):
             for name, value in values.items():
-                fresh = self._fresh.get((module, name), type(value))
-                if (module, name) in self._fresh or isinstance(value, dict | list | set):
-                    values[name] = fresh()
-        for i, value in enumerate(saved.attributes):
-            if isinstance(value, dict | list | set):
-                saved.attributes[i] = type(value)()
+                fresh = self._fresh.get((module, name))
+                values[name] = _emptied(value) if fresh is None else fresh()
+        for i, (owner, name) in enumerate(self._attributes):
+            fresh = self._fresh.get((f"{owner.__module__}:{owner.__qualname__}", name))
+            value = saved.attributes[i]
+            saved.attributes[i] = _emptied(value) if fresh is None else fresh()
 
     def save(self, rank: int | None) -> None:
         """Remember what the process holds as the state of `rank` (None: the caller)."""
@@ -168,7 +174,7 @@ class StateSwap:
             ],
             [vars(owner).get(name, _MISSING) for owner, name in self._attributes],
             [slot.get() for slot in self._slots],
-            {name: os.environ.get(name) for name in self._environment} if rank is None else {},
+            self._environment_of(rank),
         )
 
     def load(self, rank: int | None) -> None:
@@ -188,18 +194,32 @@ class StateSwap:
             slot.set(value)
         for clear in self._caches:
             clear()
-        if self._environment:
-            self._set_environment(rank, saved.environment)
+        self._set_environment(saved.environment)
 
-    def _set_environment(self, rank: int | None, outside: dict[str, str | None]) -> None:
-        for name in self._environment:
-            value = outside.get(name) if rank is None else str(rank)
+    def _environment_of(self, rank: int | None) -> dict[str, str | None]:
+        if rank is None:
+            return {name: os.environ.get(name) for name in self._environment}
+        return self._of_rank.setdefault(
+            rank, {name: value(rank) for name, value in self._environment.items()}
+        )
+
+    def _set_environment(self, values: dict[str, str | None]) -> None:
+        for name, value in values.items():
             if value is None:
                 os.environ.pop(name, None)
-            elif _raw_environment is not None and rank is not None:
-                _raw_environment[os.fsencode(name)] = os.fsencode(value)
-            else:
+            elif _raw_environment is None:
                 os.environ[name] = value
+            else:
+                _raw_environment[name.encode()] = value.encode()
+
+
+def _emptied(value: Any) -> Any:
+    """A container of the same type and settings without its contents; any other value as it is."""
+    if not isinstance(value, dict | list | set):
+        return value
+    empty = copy.copy(value)
+    empty.clear()
+    return empty
 
 
 class _Saved(NamedTuple):

@@ -32,7 +32,9 @@ def stuck(fabric: Fabric) -> SimError:
 
 
 def of_ranks(
-    fabric: Fabric, details: Mapping[int, str] | None = None, now: Mapping[int, Post] | None = None
+    fabric: Fabric,
+    details: Mapping[int, str] | None = None,
+    now: Mapping[int, tuple[Post, Group]] | None = None,
 ) -> tuple[RankReport, ...]:
     """What each rank does: the operation it waits in, or the last one it started.
 
@@ -53,7 +55,7 @@ def of_ranks(
         if isinstance(work, FoldedWork):
             lines.append(_report(rank, "waits in", work.operation, work.group, detail))
         elif now and rank in now:
-            lines.append(_report(rank, "is in", now[rank], None, detail))
+            lines.append(_report(rank, "is in", *now[rank], detail))
         elif work is not None:
             lines.append(RankReport(rank=rank, state=f"waits for {work}", detail=detail))
         elif not fabric.baton.running[rank]:

@@ -71,6 +71,8 @@ class Topology:
                 )
             if axis in degrees:
                 raise TopologyError(f"{word!r} gives {axis} twice; each axis once ({_EXAMPLES})")
+            if len(digits) > 9:
+                raise TopologyError(f"{name} of {len(digits)} digits; {MAX_RANKS} ranks at most")
             if int(digits) < 1:
                 raise TopologyError(f"{word!r}: {name}{digits} has no ranks; a degree is 1 or more")
             degrees[axis] = int(digits)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from .baton import Baton
+from .errors import Misuse
 
 
 class FoldedFuture(torch.futures.Future):  # type: ignore[type-arg]
@@ -23,6 +24,19 @@ class FoldedFuture(torch.futures.Future):  # type: ignore[type-arg]
         """Wait for the operation and return its output tensors."""
         self._work.wait()
         return super().wait()
+
+    def then(self, callback: Callable[[FoldedFuture], Any]) -> FoldedFuture:
+        """A future of what `callback` makes of this one once it is done."""
+        following = FoldedFuture(self._work)
+
+        def run(_: Any) -> None:
+            try:
+                following.set_result(callback(self))
+            except Exception as error:
+                following.set_exception(error)
+
+        self.add_done_callback(run)
+        return following
 
 
 class FoldedWork(dist.Work):
@@ -56,6 +70,8 @@ class FoldedWork(dist.Work):
         self._baton = baton
         self._alive = alive
         self._future: FoldedFuture | None = None
+        self.source: int | None = None
+        """The sender of a received message, as a rank in the group."""
         alive.add(self)
 
     def finish(self) -> None:
@@ -66,7 +82,13 @@ class FoldedWork(dist.Work):
             self._future.set_result(self.outputs)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Let other ranks run until this is done. Waiting again is harmless."""
+        """Let other ranks run until this is done. Waiting again is harmless.
+
+        Raises:
+            Misuse: another rank waits for it, which no process could.
+        """
+        if self._baton.current != self.rank:
+            raise Misuse(f"rank {self._baton.current} waited for a handle of rank {self.rank}")
         self._baton.wait_for(self)
         self._alive.discard(self)
         return True
@@ -76,7 +98,9 @@ class FoldedWork(dist.Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether it is done; never blocks."""
+        """Whether it is done. If not, others run first, or a loop that asks would never end."""
+        if not self.done:
+            self._baton.give_way()
         return self.done
 
     def is_success(self) -> bool:
@@ -90,6 +114,11 @@ class FoldedWork(dist.Work):
     def result(self) -> list[torch.Tensor]:
         """The output tensors."""
         return self.outputs
+
+    def _source_rank(self) -> int:
+        if self.source is None:
+            raise RuntimeError("only a receive that is done has a source rank")
+        return self.source
 
     def get_future(self) -> FoldedFuture:
         """A future of the output tensors."""

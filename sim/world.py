@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -11,8 +10,8 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from . import c10d, reports
-from .baton import Baton, start_rank_thread
-from .callsite import CallSites, short_path
+from .baton import Baton, start_rank_thread, thread_rank
+from .callsite import CallSites, is_internal, short_path
 from .errors import Misuse, RankAborted, RankFailed, SimError
 from .fabric import Fabric
 from .ledger import Ledger
@@ -81,7 +80,7 @@ class World:
             topology = Topology.parse(topology)
         self.topology = topology
         self.size = topology.world_size
-        self._swap = StateSwap([*TORCH_STATE, *rank_local], environment=("RANK", "LOCAL_RANK"))
+        self._swap = StateSwap([*TORCH_STATE, *rank_local], _launcher_environment(self.size))
         self._baton = Baton(self.size, self._swap, seed)
         self._fabric = Fabric(self._baton, CallSites(plumbing), rendezvous_sends=rendezvous_sends)
         self._job: Callable[[RankContext], Any] | None = None
@@ -89,15 +88,15 @@ class World:
         self._errors: dict[int, BaseException] = {}
         self._broken: SimError | None = None
         self._closed = False
-        self._environment = _launcher_environment(self.size)
-        c10d.install()
         for rank in range(self.size):
             self._swap.new_rank(rank)
+        c10d.install()
         self._threads = [
             start_rank_thread(rank, f"rank{rank}", lambda r=rank: self._live(r))  # type: ignore[misc]
             for rank in range(self.size)
         ]
-        store = FoldedStore(self._baton)
+        # Kept here: torch holds it from C++, which does not keep a Python object alive.
+        self._store = store = FoldedStore(self._baton)
         try:
             self.run(lambda ctx: c10d.init_rank(self._fabric, store, ctx.rank, self.size))
         except BaseException:
@@ -135,7 +134,6 @@ class World:
         self._job = lambda context: program(context, *args, **kwargs)
         self._results = [None] * self.size
         self._errors = {}
-        os.environ.update(self._environment)
         self._swap.save(None)
         try:
             self._baton.start()
@@ -165,6 +163,8 @@ class World:
         """End the ranks and restore torch. Closing again is harmless."""
         if self._closed:
             return
+        if self._baton.current is not None and thread_rank() is not None:
+            raise Misuse("World.close was called from inside one of its ranks")
         self._closed = True
         self._job = None
         self._swap.save(None)
@@ -173,8 +173,6 @@ class World:
                 self._baton.dismiss(rank)
                 thread.join(_PATIENCE)
         self._swap.load(None)
-        for name in self._environment:
-            os.environ.pop(name, None)
         c10d.uninstall()
 
     def __enter__(self) -> Self:
@@ -193,23 +191,29 @@ class World:
     def _live(self, rank: int) -> None:
         context = RankContext(rank, self.size, self.topology)
         while True:
-            self._baton.await_turn(rank)
-            job = self._job
-            if job is None:
-                c10d.leave_rank()
-                self._baton.leave(rank)
-                return
             try:
-                if not self._baton.aborting:
-                    self._results[rank] = job(context)
+                self._baton.await_turn(rank)
+                if self._job is None:
+                    c10d.leave_rank()
+                    break
+                self._run_job(context)
+                self._baton.end(rank)
             except RankAborted:
-                pass
-            except BaseException as error:
-                # Without this frame: the traceback is the rank's own.
-                trace = error.__traceback__
-                self._errors[rank] = error.with_traceback(trace and trace.tb_next)
-            del job
-            self._baton.end(rank)
+                # An interrupt that came when the program was over; it must not lose the baton.
+                if self._baton.current == rank:
+                    self._baton.end(rank)
+        self._baton.leave(rank)
+
+    def _run_job(self, context: RankContext) -> None:
+        job = self._job
+        if job is None or self._baton.aborting:
+            return
+        try:
+            self._results[context.rank] = job(context)
+        except RankAborted:
+            pass
+        except BaseException as error:
+            self._errors[context.rank] = error.with_traceback(_own(error.__traceback__))
 
     # --- when a run breaks ---
 
@@ -244,19 +248,29 @@ class World:
         self._baton.abort(_PATIENCE)
 
 
+def _own(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback without this package's frames around the rank's program."""
+    own = trace
+    while own is not None and own.tb_frame.f_code.co_filename == __file__:
+        own = own.tb_next
+    return own or trace
+
+
 def _in_a_line(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
-    where = f" at {short_path(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
+    callers = [frame for frame in frames if not is_internal(frame.filename)] or frames
+    where = f" at {short_path(callers[-1].filename)}:{callers[-1].lineno}" if callers else ""
     first = (str(error).splitlines() or [""])[0]
     return f"{type(error).__name__}: {first}{where}"
 
 
-def _launcher_environment(size: int) -> dict[str, str]:
-    """What a launcher such as torchrun sets for all ranks alike, unless it is set already."""
-    wanted = {
-        "WORLD_SIZE": str(size),
-        "LOCAL_WORLD_SIZE": str(size),
-        "MASTER_ADDR": "localhost",
-        "MASTER_PORT": "0",
+def _launcher_environment(size: int) -> dict[str, Callable[[int], str]]:
+    """What a launcher such as torchrun sets for each rank."""
+    return {
+        "RANK": str,
+        "LOCAL_RANK": str,
+        "WORLD_SIZE": lambda rank: str(size),
+        "LOCAL_WORLD_SIZE": lambda rank: str(size),
+        "MASTER_ADDR": lambda rank: "localhost",
+        "MASTER_PORT": lambda rank: "0",
     }
-    return {name: value for name, value in wanted.items() if name not in os.environ}
