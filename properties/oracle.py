@@ -50,7 +50,7 @@ def compare_taps(
     truth: Mapping[str, torch.Tensor],
     bounds: Mapping[str, float],
 ) -> list[TapVerdict]:
-    """Compare every captured tap that the reference knows, in program order.
+    """Compare every tap that the reference knows, in program order.
 
     Args:
         topology: the ranks' layout.
@@ -61,8 +61,7 @@ def compare_taps(
     verdicts = []
     for name, expected in truth.items():
         local = {rank: taps[name] for rank, taps in enumerate(captured) if name in taps}
-        if local:
-            verdicts.append(_compare(name, topology, local, expected, bounds[name]))
+        verdicts.append(_compare(name, topology, local, expected, bounds[name]))
     return verdicts
 
 
@@ -73,6 +72,16 @@ def _compare(
     truth: torch.Tensor,
     bound: float,
 ) -> TapVerdict:
+    if not local:
+        return TapVerdict(
+            name=name,
+            ok=False,
+            expected="on some rank",
+            max_abs_err=float("inf"),
+            bound=bound,
+            where="all ranks",
+            why="no rank has it: the module it is taken from did not run",
+        )
     declared = sorted({tap.declared for tap in local.values()})
     values = {rank: tap.value for rank, tap in local.items()}
     infinite = float("inf")
@@ -91,8 +100,7 @@ def _compare(
     try:
         full = placement.full_values(topology, values, truth.shape[0])
     except PlacementError as error:
-        groups = [g for g in topology.groups[axis] if all(rank in values for rank in g)]
-        parts = [values[rank] for rank in groups[0]] if groups else []
+        parts = _badly_placed(placement, topology, values, truth.shape[0])
         return TapVerdict(
             name=name,
             ok=False,
@@ -126,6 +134,21 @@ def _compare(
             worst=group.index(worst_ranks[0]),
         ),
     )
+
+
+def _badly_placed(
+    placement: Placement, topology: Topology, values: Mapping[int, torch.Tensor], tokens: int
+) -> list[torch.Tensor]:
+    """The local values of the first group that cannot be combined, or [] if ranks lack theirs."""
+    for group in topology.groups[placement.axis]:
+        parts = [values[rank] for rank in group if rank in values]
+        if 0 < len(parts) < len(group):
+            return []
+        try:
+            placement.combine(parts, tokens)
+        except PlacementError:
+            return parts
+    return []
 
 
 def _deviation(value: torch.Tensor, truth: torch.Tensor) -> float:

@@ -83,6 +83,8 @@ class Placement:
         Raises:
             PlacementError: the shapes do not fit together.
         """
+        if not parts:
+            return torch.empty(0)
         shapes = {tuple(part.shape) for part in parts}
         if len(shapes) > 1:
             raise PlacementError(f"the ranks' shapes differ: {sorted(map(list, shapes))}")

@@ -25,22 +25,40 @@ def same_across_ranks(topology: Topology, captured: Sequence[Mapping[str, Captur
             if not taps or any(tap.declared != "replicate" for tap in taps.values()):
                 continue
             count += 1
-            first = taps[min(taps)].value
-            odd = [r for r, tap in taps.items() if not _same(tap.value, first)]
-            if odd or len(taps) < len(group):
-                missing = [r for r in group if r not in taps]
-                return Verdict(
-                    name="replication",
-                    ok=False,
-                    what=f"{name} is not the same on all TP ranks",
-                    where=f"{name}, ranks {odd or missing} against rank {min(taps)}",
-                    why="the ranks do not have the tap" if missing else _difference(taps, odd),
-                )
+            missing = [rank for rank in group if rank not in taps]
+            majority, odd = _sides({rank: tap.value for rank, tap in taps.items()})
+            if not (missing or odd):
+                continue
+            if missing:
+                where, why = f"ranks {missing} of {list(group)}", "these ranks do not have it"
+            else:
+                where = f"ranks {odd} against ranks {majority}"
+                why = _difference(taps[odd[0]].value, taps[majority[0]].value)
+            return Verdict(
+                name="replication",
+                ok=False,
+                what=f"{name} is not the same on all TP ranks",
+                where=f"{name}, {where}",
+                why=why,
+            )
     return Verdict(
         name="replication",
         ok=True,
         what=f"{count} replicated values have the same bits on all TP ranks",
     )
+
+
+def _sides(values: Mapping[int, torch.Tensor]) -> tuple[list[int], list[int]]:
+    """The ranks that share the most common value, and the others."""
+    sides: list[list[int]] = []
+    for rank, value in values.items():
+        side = next((side for side in sides if _same(values[side[0]], value)), None)
+        if side is None:
+            sides.append([rank])
+        else:
+            side.append(rank)
+    majority = max(sides, key=len)
+    return majority, sorted(set(values) - set(majority))
 
 
 def same_across_stages(topology: Topology, captured: Sequence[Mapping[str, Captured]]) -> Verdict:
@@ -76,13 +94,16 @@ def _under(taps: Mapping[str, Captured], prefix: str) -> dict[str, Captured]:
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Equal bits, except that a NaN equals a NaN: they are the oracle's business."""
-    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a.nan_to_num(), b.nan_to_num())
+    """Whether shape, dtype and every bit are equal."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
 
 
-def _difference(taps: Mapping[int, Captured], odd: Sequence[int]) -> str:
-    a, b = taps[min(taps)].value, taps[odd[0]].value
+def _difference(a: torch.Tensor, b: torch.Tensor) -> str:
     if a.shape != b.shape:
         return f"shapes {list(a.shape)} and {list(b.shape)}"
+    if a.dtype != b.dtype:
+        return f"dtypes {a.dtype} and {b.dtype}"
     worst = float((a.double() - b.double()).abs().max())
     return f"largest difference {worst:.3g}"
