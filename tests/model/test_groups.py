@@ -12,7 +12,6 @@ from model.subject import Subject
 from model.tiny import TinyM3
 from sim import World
 
-
 AXES = ("tp", "pp", "dp", "ep")
 
 
