@@ -132,7 +132,8 @@ class StateSwap:
         self._slots = [entry for entry in entries if isinstance(entry, RankSlot)]
         self._caches: list[Callable[[], None]] = []
         self._saved: dict[int | None, _Saved] = {}
-        self._of_rank: dict[int, dict[str, str | None]] = {}
+        self._outside: dict[str, str | None] = {}
+        self._raw: dict[int, dict[bytes, bytes]] = {}
         self._environment = dict(environment or {})
         for entry in entries:
             if isinstance(entry, RankCache):
@@ -168,14 +169,12 @@ class StateSwap:
     def save(self, rank: int | None) -> None:
         """Remember what the process holds as the state of `rank` (None: the caller)."""
         self._saved[rank] = _Saved(
-            [
-                {name: table[name] for name in names if name in table}
-                for table, names in self._modules.values()
-            ],
+            [_values(table, names) for table, names in self._modules.values()],
             [vars(owner).get(name, _MISSING) for owner, name in self._attributes],
             [slot.get() for slot in self._slots],
-            self._environment_of(rank),
         )
+        if rank is None:
+            self._outside = {name: os.environ.get(name) for name in self._environment}
 
     def load(self, rank: int | None) -> None:
         """Put the state of `rank` (None: the caller) in place, and drop rank-dependent caches."""
@@ -194,23 +193,32 @@ class StateSwap:
             slot.set(value)
         for clear in self._caches:
             clear()
-        self._set_environment(saved.environment)
+        if rank is None or _raw_environment is None:
+            self._set_environment(rank)
+        else:
+            _raw_environment.update(self._raw_environment_of(rank))
 
-    def _environment_of(self, rank: int | None) -> dict[str, str | None]:
-        if rank is None:
-            return {name: os.environ.get(name) for name in self._environment}
-        return self._of_rank.setdefault(
-            rank, {name: value(rank) for name, value in self._environment.items()}
-        )
+    def _raw_environment_of(self, rank: int) -> dict[bytes, bytes]:
+        raw = self._raw.get(rank)
+        if raw is None:
+            raw = {n.encode(): value(rank).encode() for n, value in self._environment.items()}
+            self._raw[rank] = raw
+        return raw
 
-    def _set_environment(self, values: dict[str, str | None]) -> None:
-        for name, value in values.items():
+    def _set_environment(self, rank: int | None) -> None:
+        for name, of_rank in self._environment.items():
+            value = self._outside.get(name) if rank is None else of_rank(rank)
             if value is None:
                 os.environ.pop(name, None)
-            elif _raw_environment is None:
-                os.environ[name] = value
             else:
-                _raw_environment[name.encode()] = value.encode()
+                os.environ[name] = value
+
+
+def _values(table: dict[str, Any], names: list[str]) -> dict[str, Any]:
+    try:
+        return {name: table[name] for name in names}
+    except KeyError:
+        return {name: table[name] for name in names if name in table}
 
 
 def _emptied(value: Any) -> Any:
@@ -228,7 +236,6 @@ class _Saved(NamedTuple):
     modules: list[dict[str, Any]]
     attributes: list[Any]
     slots: list[Any]
-    environment: dict[str, str | None]
 
 
 # What `os.environ` reads. Writing through `os.environ` also calls C's putenv, which would cost
