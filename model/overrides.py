@@ -13,6 +13,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from model import megamoe
+
 Kind = Literal["leaf kernel", "platform hook", "transport"]
 
 _ABSENT = object()
@@ -152,7 +154,10 @@ FOLDED: tuple[Override, ...] = (
 )
 """What ranks that share a process cannot use; not installed for ranks that are processes."""
 
-TABLE: tuple[Override, ...] = ACTIVATION + KERNELS + FOLDED
+MEGAMOE: tuple[Override, ...] = megamoe.overrides(Override)
+"""What MegaMoE's kernels need; not installed where their own GPU and module are."""
+
+TABLE: tuple[Override, ...] = ACTIVATION + KERNELS + MEGAMOE + FOLDED
 
 _originals: dict[str, Any] = {}
 
@@ -173,7 +178,10 @@ def install(*, folded: bool = True) -> None:
     from model import plugin
 
     plugin.activate()
-    _install(KERNELS + (FOLDED if folded else ()))
+    platforms = importlib.import_module("vllm.platforms")
+    on_gpu = platforms.current_platform.device_type == "cuda"
+    stand_ins = () if on_gpu and megamoe.real_deep_gemm() else MEGAMOE
+    _install(KERNELS + stand_ins + (FOLDED if folded else ()))
 
 
 def uninstall() -> None:

@@ -50,6 +50,11 @@ class FoldedPlatform(Platform):
         return "rankfold"
 
     @classmethod
+    def is_device_capability_family(cls, capability: int, device_id: int = 0) -> bool:
+        """MegaMoE asks for SM100 before it builds; no other family is claimed."""
+        return capability == 100
+
+    @classmethod
     def set_device(cls, device: torch.device) -> None:
         """There is one device, and it is always the current one."""
 

@@ -4,9 +4,11 @@ A real rank is a process, so vLLM keeps its groups, its current configuration an
 module globals. `tests/model/test_rank_state.py` looks for entries that are missing here.
 """
 
+from model import megamoe
 from sim import RankCache, RankLocal
 
 RANK_LOCAL: tuple[RankLocal | RankCache, ...] = (
+    *megamoe.RANK_LOCAL,
     RankLocal(
         "vllm.distributed.parallel_state",
         (

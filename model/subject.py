@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from model import overrides, taps
+from model import overlay, overrides, taps
 from model.batch import Batch
 from model.taps import Captured
 from model.tiny import ShapeError, TinyM3
@@ -58,7 +58,22 @@ class Subject:
         tiny: TinyM3,
         weights: Mapping[str, torch.Tensor],
         dtype: torch.dtype = torch.float32,
+        *,
+        moe_backend: str = "auto",
+        sequence_parallel: bool = True,
+        aux: tuple[int, ...] = (),
     ) -> None:
+        """Build the model.
+
+        Args:
+            ctx: this rank.
+            tiny: the model's sizes.
+            weights: the full checkpoint.
+            dtype: of weights and activations.
+            moe_backend: vLLM's name for it: "auto" or "deep_gemm_mega_moe".
+            sequence_parallel: False keeps the stream replicated where it would be sharded.
+            aux: ids of aux hidden states to capture; id k is the stream before layer k.
+        """
         if not overrides.installed():
             raise RuntimeError("call model.subject.prepare() on the main thread first")
         check(tiny, ctx.topology)
@@ -66,12 +81,18 @@ class Subject:
         self.dtype = dtype
         self._recorder = taps.Recorder()
         self._config = vllm_config(tiny, ctx.topology, dtype, ctx.rank)
+        self._config.kernel_config.moe_backend = moe_backend
+        if not sequence_parallel:
+            self._config.additional_config = {overlay.SEQUENCE_PARALLEL_KEY: False}
         with _current(self._config):
             _join_groups(ctx)
             self.model = _build(self._config, weights, dtype)
         state = _parallel_state()
         self._tp, self._pp = state.get_tp_group(), state.get_pp_group()
-        taps.attach(self.model, self._recorder, self._tp.world_size)
+        self.model.set_aux_hidden_state_layers(aux)
+        self._aux = tuple(sorted(set(aux)))
+        placements = importlib.import_module("model.overlay.placements")
+        taps.attach(self.model, self._recorder, placements.placements(self.model))
 
     @property
     def stage(self) -> int:
@@ -86,19 +107,33 @@ class Subject:
         """
         if capture:
             self._recorder.start()
-        output = self._forward(batch, self._receive())
+        received = self._receive()
+        output = self._forward(batch, received)
         if not self._pp.is_last_rank:
-            self._recorder.record_all(f"stage.{self.stage}.send", output.tensors)
-            self._pp.send_tensor_dict(output.tensors, all_gather_group=self._tp)
-            return StepResult(stage=self.stage, taps=self._recorder.stop())
-        logits = self.model.compute_logits(output)
+            return self._hand_on(received, output)
+        hidden, aux = output if isinstance(output, tuple) else (output, [])
+        logits = self.model.compute_logits(hidden)
         wide = torch.float64 if self.dtype == torch.float64 else torch.float32
         logprobs = torch.log_softmax(logits.to(wide), dim=-1)
         self._recorder.record("logits", logits)
         self._recorder.record("logprobs", logprobs)
+        for aux_id, value in zip(self._aux, aux, strict=True):
+            self._recorder.record(f"aux.{aux_id}", value)
         return StepResult(
             stage=self.stage, taps=self._recorder.stop(), logits=logits, logprobs=logprobs
         )
+
+    def partial_result(self) -> StepResult:
+        """What this rank recorded of a step that broke."""
+        return StepResult(stage=self.stage, taps=self._recorder.stop())
+
+    def _hand_on(self, received: Any, output: Any) -> StepResult:
+        """Send what the next stage needs, with the aux hidden states of the stages before."""
+        relay = importlib.import_module("model.overlay.relay")
+        output = relay.relay_aux_hidden_states(self.model, received, output)
+        self._recorder.record_all(f"stage.{self.stage}.send", output.tensors)
+        self._pp.send_tensor_dict(output.tensors, all_gather_group=self._tp)
+        return StepResult(stage=self.stage, taps=self._recorder.stop())
 
     def labels(self) -> dict[str, dist.ProcessGroup]:
         """This rank's process groups by name: "tp" moves tensors, "tp.cpu" objects, and so on."""
@@ -183,12 +218,11 @@ def _join_groups(ctx: RankContext) -> None:
 
 
 def _build(config: Any, weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> Any:
-    model_module = importlib.import_module("vllm.models.minimax_m3.nvidia.model")
     loader = importlib.import_module("vllm.model_executor.model_loader.utils")
     workspace = importlib.import_module("vllm.v1.worker.workspace")
     workspace.init_workspace_manager(torch.device("cpu"))
     with _default_dtype(dtype):
-        model = model_module.MiniMaxM3SparseForCausalLM(vllm_config=config)
+        model = overlay.model_class(config)(vllm_config=config)
     model.load_weights(weights.items())
     loader.process_weights_after_loading(model, config.model_config, torch.device("cpu"))
     return model.eval()

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 REPLICATE = "replicate"
-PARTIAL_TP = "partial:tp"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -21,12 +20,12 @@ class Captured:
 
     name: str
     """embed; layers.{i}.attn, .residual, .router, .experts_chosen, .ffn, .stream;
-    stage.{s}.recv.{key}, stage.{s}.send.{key}; norm; logits; logprobs."""
+    stage.{s}.recv.{key}, stage.{s}.send.{key}; norm; logits; logprobs; aux.{id}."""
     value: torch.Tensor
     """A copy; [T, ...]."""
     declared: str
-    """What the code's own flags say of it: "replicate", or "partial:tp" for a value that is still
-    to be summed over the TP ranks."""
+    """What the code's own flags say of it: "replicate", "partial:tp" for a value that is still to
+    be summed over the TP ranks, or "shard:tp" for one that has a share of the tokens."""
 
 
 class Recorder:
@@ -59,11 +58,16 @@ class Recorder:
                 self.record(f"{prefix}.{key}", value)
 
 
-def attach(model: nn.Module, recorder: Recorder, tp_size: int) -> None:
-    """Hook a MiniMaxM3SparseForCausalLM so that its forward passes feed `recorder`."""
+def attach(model: nn.Module, recorder: Recorder, placements: Mapping[str, str]) -> None:
+    """Hook a MiniMaxM3SparseForCausalLM so that its forward passes feed `recorder`.
+
+    placements: what the model's own flags say of each tap; what is not in it is replicated.
+    """
     backbone: Any = model.model
 
-    def hook(module: nn.Module, name: str, part: int = 0, declared: str = REPLICATE) -> None:
+    def hook(module: nn.Module, name: str, part: int = 0) -> None:
+        declared = placements.get(name, REPLICATE)
+
         def after(_module: nn.Module, _inputs: Any, output: Any) -> None:
             chosen = output[part] if isinstance(output, tuple) else output
             recorder.record(name, chosen, declared)
@@ -77,20 +81,26 @@ def attach(model: nn.Module, recorder: Recorder, tp_size: int) -> None:
         if i:
             # The residual after the fused add and norm: the stream that the layer before put out.
             hook(layer.input_layernorm, f"layers.{i - 1}.stream", part=1)
-        reduces = getattr(layer.self_attn.o_proj, "reduce_results", True)
-        hook(layer.self_attn, f"{at}.attn", declared=_declared(not reduces, tp_size))
+        hook(layer.self_attn, f"{at}.attn")
         # The fused add and norm returns (normed, residual).
         hook(layer.post_attention_layernorm, f"{at}.residual", part=1)
         ffn = layer.block_sparse_moe if layer.is_moe_layer else layer.mlp
         if layer.is_moe_layer:
             hook(ffn.gate, f"{at}.router")
-            # vLLM's own hook for the chosen experts.
-            ffn.experts.router.set_capture_fn(_chosen(recorder, f"{at}.experts_chosen"))
-        deferred = getattr(layer, "ffn_all_reduce_deferred", False)
-        hook(ffn, f"{at}.ffn", declared=_declared(deferred, tp_size))
+            name = f"{at}.experts_chosen"
+            _on_choice(ffn.experts, _chosen(recorder, name, placements.get(name, REPLICATE)))
+        hook(ffn, f"{at}.ffn")
     if _present(backbone.norm):
         hook(backbone.norm, f"layers.{backbone.end_layer - 1}.stream", part=1)
         hook(backbone.norm, "norm")
+
+
+def _on_choice(experts: Any, capture: Callable[[torch.Tensor], None]) -> None:
+    """Have vLLM's own hooks for the chosen experts call `capture`."""
+    if hasattr(experts, "capture_fn"):
+        experts.capture_fn = capture
+    else:
+        experts.router.set_capture_fn(capture)
 
 
 def _own_layers(backbone: Any) -> Iterator[tuple[int, Any]]:
@@ -104,12 +114,8 @@ def _present(module: nn.Module) -> bool:
     return type(module).__name__ != "PPMissingLayer"
 
 
-def _declared(left_unreduced: bool, tp_size: int) -> str:
-    return PARTIAL_TP if left_unreduced and tp_size > 1 else REPLICATE
-
-
-def _chosen(recorder: Recorder, name: str) -> Callable[[torch.Tensor], None]:
+def _chosen(recorder: Recorder, name: str, declared: str) -> Callable[[torch.Tensor], None]:
     def capture(ids: torch.Tensor) -> None:
-        recorder.record(name, ids.to(torch.int64).sort(dim=-1).values)
+        recorder.record(name, ids.to(torch.int64).sort(dim=-1).values, declared)
 
     return capture

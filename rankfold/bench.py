@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from rankfold.errors import HOLDS
-from sim import RankContext, World, transport_clock
+from sim import RankContext, Topology, World, transport_clock
 
 ROUNDS = 5
 CALLS = 300
@@ -109,17 +109,17 @@ def _step_rounds(word: str) -> dict[str, Any]:
     code, including their Python around each collective.
     """
     from model.batch import Batch
-    from model.checkpoint import checkpoint
     from model.rank_state import RANK_LOCAL
     from model.subject import prepare
-    from model.tiny import TinyM3
-    from rankfold.check import PLUMBING, build
+    from rankfold.options import Options
+    from rankfold.run import PLUMBING, build, full_checkpoint
 
     prepare()
-    tiny = TinyM3()
-    weights, batch = checkpoint(tiny, 0, torch.float32), Batch.random(8, tiny.vocab_size, 0)
+    options = Options(topology=Topology.parse(word))
+    weights = full_checkpoint(options)
+    batch = Batch.random(options.tokens, options.tiny.vocab_size, seed=0)
     with World(word, rank_local=RANK_LOCAL, plumbing=PLUMBING) as world:
-        subjects = world.run(build, tiny, weights, torch.float32)
+        subjects = world.run(build, options, weights)
         steps: Callable[[RankContext], list[Any]] = lambda ctx: [  # noqa: E731
             subjects[ctx.rank].step(batch, capture=False) for _ in range(STEPS)
         ]

@@ -38,8 +38,16 @@ def _parser() -> _Parser:
     check.add_argument("--tokens", type=int, default=8, help="tokens of the batch (default 8)")
     check.add_argument("--sequences", type=int, default=1, help="sequences they are cut into")
     check.add_argument("--seed", type=int, default=0, help="of weights and tokens")
-    check.add_argument("--dtype", default="float32", help="float32, bfloat16, float16, float64")
+    check.add_argument("--dtype", default="", help="float32 (default), bfloat16, float16, float64")
     check.add_argument("--layers", default="dmmm", help="d dense, m MoE (default dmmm)")
+    check.add_argument("--moe-backend", default="auto", help="auto (default) or deep_gemm_mega_moe")
+    check.add_argument("--expert-dtype", default="bf16", help="of MegaMoE: bf16 (default), mxfp8")
+    check.add_argument(
+        "--sp", default="auto", help="auto (default): sequence-parallel where the code is; or off"
+    )
+    check.add_argument(
+        "--aux", default="", metavar="IDS", help="aux hidden states to capture, such as 1,3"
+    )
     check.add_argument("--against", metavar="TOPOLOGY", help="compare logprobs with this topology")
     check.add_argument("--json", action="store_true", help="print the report as JSON")
     check.set_defaults(command=_check)
@@ -65,6 +73,10 @@ def _check(arguments: argparse.Namespace) -> int:
             seed=arguments.seed,
             dtype=arguments.dtype,
             layers=arguments.layers,
+            moe_backend=arguments.moe_backend,
+            expert_dtype=arguments.expert_dtype,
+            sp=arguments.sp,
+            aux=_ids(arguments.aux),
             against=Topology.parse(arguments.against) if arguments.against else None,
         )
         with Console(stderr=True).status("starting") as status:
@@ -73,6 +85,8 @@ def _check(arguments: argparse.Namespace) -> int:
             print(json.dumps(report.to_json(), indent=2))
         else:
             render(report, Console(soft_wrap=True))
+        if report.broke:
+            return BROKE
         return HOLDS if report.ok else FAILS
 
     try:
@@ -84,6 +98,16 @@ def _check(arguments: argparse.Namespace) -> int:
         return BROKE
     except (ValueError, ImportError) as error:
         return _refuse("check", error)
+
+
+def _ids(text: str) -> tuple[int, ...]:
+    """Numbers between commas, sorted, each once."""
+    from rankfold.errors import UsageError
+
+    try:
+        return tuple(sorted({int(part) for part in text.split(",") if part.strip()}))
+    except ValueError:
+        raise UsageError(f"--aux {text!r}: use numbers between commas, such as 1,3") from None
 
 
 def _refuse(command: str, error: Exception) -> int:

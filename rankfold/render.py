@@ -17,7 +17,8 @@ def render(report: Report, console: Console) -> None:
         f"{report.tokens} tokens, layers {report.layers}, {report.dtype}, seed {report.seed}"
     )
     console.print(
-        f"subject: vLLM {subject.vllm}, experts {subject.moe_backend}, "
+        f"subject: vLLM {subject.vllm}, {subject.model} MiniMax-M3, experts "
+        f"{subject.moe_backend}, "
         f"sequence parallelism {'on' if subject.sequence_parallel else 'off'}\n"
     )
     console.print(_taps(report))

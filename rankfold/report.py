@@ -18,6 +18,8 @@ class Subject:
     """Whether the residual stream is sharded by token over TP ranks."""
     moe_backend: str
     """Which experts ran."""
+    model: str
+    """Whose MiniMax-M3 ran: "vLLM's own", or "overlay" (see model/overlay)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +72,9 @@ class Report:
     dtype: str = "float32"
     layers: str = "dmmm"
     sequences: int = 1
-    notes: list[str] = field(default_factory=list)
-    """What a reader should know beside the verdict."""
+    aux: list[int] = field(default_factory=list)
+    broke: dict[str, Any] | None = None
+    """Why the step did not come to its end, if it did not."""
 
     @property
     def ok(self) -> bool:

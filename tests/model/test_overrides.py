@@ -64,6 +64,9 @@ importlib.import_module("vllm.models.minimax_m3.nvidia.model")
 importlib.import_module("model.experts_method")
 importlib.import_module("model.attention_backend")
 importlib.import_module("vllm.distributed.device_communicators.shm_broadcast")
+importlib.import_module("vllm.model_executor.layers.fused_moe.deep_gemm_mega_moe")
+importlib.import_module("vllm.utils.deep_gemm")
+importlib.import_module("model.megamoe.prepare")
 flashinfer = {name for name in sys.modules if name.split(".")[0] == "flashinfer"}
 before = dict(walk("vllm"))
 overrides.install()
@@ -109,7 +112,8 @@ def test_activation_changes_only_what_the_table_says(report: dict[str, Any]) -> 
 
 
 def test_install_changes_only_what_the_table_says(report: dict[str, Any]) -> None:
-    assert report["install"] == targets(overrides.KERNELS + overrides.FOLDED, "vllm")
+    installed = overrides.KERNELS + overrides.MEGAMOE + overrides.FOLDED
+    assert report["install"] == targets(installed, "vllm")
 
 
 def test_only_the_norms_of_flashinfer_are_supplied(report: dict[str, Any]) -> None:

@@ -159,7 +159,9 @@ def inspect_static(value: Any) -> Any:
 
 def test_entries_name_what_vllm_has() -> None:
     for entry in RANK_LOCAL:
-        owner: Any = importlib.import_module(entry.module)
+        module, _, cls = entry.module.partition(":")
+        owner: Any = importlib.import_module(module)
+        owner = getattr(owner, cls) if cls else owner
         names = entry.names if isinstance(entry, RankLocal) else (entry.name,)
         assert any(hasattr(owner, name) for name in names), entry
         assert len(entry.reason) > 20

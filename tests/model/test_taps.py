@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from model.subject import StepResult
-from model.taps import PARTIAL_TP, REPLICATE, Recorder
+from model.taps import REPLICATE, Recorder
 from model.tiny import TinyM3
 
 LAYERS = TinyM3().layers
+PARTIAL_TP = "partial:tp"
 
 
 def layer_taps(i: int) -> list[str]:

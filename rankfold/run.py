@@ -1,0 +1,101 @@
+"""Runs the subject on a folded world: builds it on every rank, and steps it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from model.batch import Batch
+from model.checkpoint import checkpoint
+from model.facts import facts
+from model.megamoe.tiny import MegaTinyM3, quantise_experts
+from model.rank_state import RANK_LOCAL
+from model.subject import StepResult, Subject
+from model.taps import Captured
+from rankfold.options import Options
+from sim import Ledger, RankContext, SimError, Topology, World, label_group
+
+PLUMBING = ("vllm/distributed/", "vllm/model_executor/custom_op.py")
+"""vLLM files whose frames only pass a call on to torch.distributed."""
+
+Progress = Callable[[str], None]
+"""Told what is being done, for a person who waits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """One step of one topology."""
+
+    topology: Topology
+    results: list[StepResult]
+    ledger: Ledger
+    facts: Mapping[str, object]
+    broke: SimError | None = None
+    """Why the step did not come to its end; the taps are what was recorded until then."""
+
+    @property
+    def captured(self) -> list[Mapping[str, Captured]]:
+        """Each rank's taps."""
+        return [result.taps for result in self.results]
+
+    @property
+    def logprobs(self) -> torch.Tensor:
+        """[T, V], of the first rank of the last stage."""
+        return next(r.logprobs for r in self.results if r.logprobs is not None)
+
+
+def full_checkpoint(options: Options) -> dict[str, torch.Tensor]:
+    """The checkpoint that all ranks load their parts of."""
+    weights = checkpoint(options.tiny, options.seed, options.torch_dtype)
+    quantised = isinstance(options.tiny, MegaTinyM3) and options.expert_dtype == "mxfp8"
+    return quantise_experts(weights) if quantised else weights
+
+
+def run_step(
+    options: Options,
+    topology: Topology,
+    weights: Mapping[str, torch.Tensor],
+    batch: Batch,
+    progress: Progress,
+) -> Outcome:
+    """Build the subject on every rank of a folded world and run one step.
+
+    Raises:
+        SimError: the building broke. A step that breaks is in the outcome.
+    """
+    with World(topology, rank_local=RANK_LOCAL, plumbing=PLUMBING) as world:
+        progress(f"building {topology} on {world.size} folded ranks")
+        subjects = world.run(build, options, weights)
+        world.ledger.clear()
+        progress(f"running {topology}")
+        broke = None
+        try:
+            results = world.run(lambda ctx: subjects[ctx.rank].step(batch))
+        except SimError as error:
+            broke = error
+            results = [subject.partial_result() for subject in subjects]
+        return Outcome(
+            topology=topology,
+            results=results,
+            ledger=world.ledger,
+            facts=facts(subjects[-1].model),
+            broke=broke,
+        )
+
+
+def build(ctx: RankContext, options: Options, weights: Mapping[str, torch.Tensor]) -> Subject:
+    """Build this rank's subject and name its groups for reports."""
+    subject = Subject(
+        ctx,
+        options.tiny,
+        weights,
+        options.torch_dtype,
+        moe_backend=options.moe_backend,
+        sequence_parallel=options.sp == "auto",
+        aux=options.aux,
+    )
+    for label, group in subject.labels().items():
+        label_group(group, label)
+    return subject

@@ -1,0 +1,103 @@
+"""The reference's taps and bounds for a run: with its routing, stage boundaries and aux."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+import reference
+from model.batch import Batch
+from model.megamoe.tiny import dequantise_experts
+from properties import Placement, PlacementError
+from rankfold.options import Options
+from rankfold.run import Outcome
+
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Truth:
+    """What a right run's taps are, in program order."""
+
+    taps: dict[str, torch.Tensor]
+    """float64 [T, ...]."""
+    bounds: dict[str, float]
+    """Largest deviation that rounding can explain."""
+    routing_rejected: tuple[tuple[int, int], ...]
+    """(layer, token) that the run routed to experts that are not the best."""
+
+
+def truth_of(
+    options: Options, weights: Mapping[str, torch.Tensor], batch: Batch, outcome: Outcome
+) -> Truth:
+    """Run the reference on the outcome's batch, following its routing where that is legal."""
+    config = reference.M3Config.from_hf(options.tiny.text_config())
+    plain = dequantise_experts(weights)
+    bounds = reference.bounds(
+        config,
+        reference.as_float64(config, {n.removeprefix("model."): w for n, w in plain.items()}),
+        reference.Batch(
+            token_ids=batch.token_ids, positions=batch.positions, seq_lens=batch.seq_lens
+        ),
+        dtype=options.torch_dtype,
+        ranks=outcome.topology.tp,
+        routing=_routing(options, batch, outcome),
+    )
+    return Truth(
+        taps=_in_program_order(options, outcome, bounds.result.taps),
+        bounds=_in_program_order(options, outcome, bounds.taps),
+        routing_rejected=tuple(bounds.result.routing_rejected),
+    )
+
+
+def _routing(options: Options, batch: Batch, outcome: Outcome) -> dict[int, torch.Tensor]:
+    """The experts that the run chose, [T, K] for each MoE layer that has them whole."""
+    routing = {}
+    for layer in options.tiny.moe_layers:
+        name = f"layers.{layer}.experts_chosen"
+        local = {r: taps[name] for r, taps in enumerate(outcome.captured) if name in taps}
+        if not local:
+            continue
+        placement = Placement.parse(next(iter(local.values())).declared)
+        try:
+            full = placement.full_values(
+                outcome.topology, {r: tap.value for r, tap in local.items()}, batch.tokens
+            )
+        except PlacementError:
+            continue
+        chosen = next(iter(full.values())).long()
+        if chosen.shape == (batch.tokens, options.tiny.num_experts_per_tok):
+            routing[layer] = chosen
+    return routing
+
+
+def _in_program_order(options: Options, outcome: Outcome, by_tap: Mapping[str, V]) -> dict[str, V]:
+    """The reference's taps with those of stage boundaries and aux hidden states put in."""
+    last_stage = outcome.topology.pp - 1
+    stage_ends = {}
+    for result in outcome.results:
+        layers = [int(name.split(".")[1]) for name in result.taps if name.endswith(".attn")]
+        if layers and result.stage < last_stage:
+            stage_ends[max(layers)] = result.stage
+    merged: dict[str, V] = {}
+    for name, value in by_tap.items():
+        merged[name] = value
+        parts = name.split(".")
+        if parts[-1] == "ffn" and int(parts[1]) in stage_ends:
+            layer, stage = int(parts[1]), stage_ends[int(parts[1])]
+            for side in (f"stage.{stage}.send", f"stage.{stage + 1}.recv"):
+                merged[f"{side}.hidden_states"] = value
+                merged[f"{side}.residual"] = by_tap[f"layers.{layer}.residual"]
+                for slot, aux_id in enumerate(i for i in options.aux if i <= layer + 1):
+                    merged[f"{side}.aux_hidden_states_{slot}"] = _aux(by_tap, aux_id)
+    for aux_id in options.aux:
+        merged[f"aux.{aux_id}"] = _aux(by_tap, aux_id)
+    return merged
+
+
+def _aux(by_tap: Mapping[str, V], aux_id: int) -> V:
+    """Aux hidden state k is the stream before layer k."""
+    return by_tap["embed" if aux_id == 0 else f"layers.{aux_id - 1}.stream"]
