@@ -124,8 +124,9 @@ class Subject:
         )
 
     def partial_result(self) -> StepResult:
-        """What this rank recorded of a step that broke."""
-        return StepResult(stage=self.stage, taps=self._recorder.stop())
+        """What this rank recorded of a step that broke on it or on another rank."""
+        self._recorder.stop()
+        return StepResult(stage=self.stage, taps=self._recorder.latest)
 
     def _hand_on(self, received: Any, output: Any) -> StepResult:
         """Send what the next stage needs, with the aux hidden states of the stages before."""

@@ -33,10 +33,12 @@ class Recorder:
 
     def __init__(self) -> None:
         self._captured: dict[str, Captured] | None = None
+        self.latest: dict[str, Captured] = {}
+        """What the step in progress, or else the last one, has recorded."""
 
     def start(self) -> None:
         """Begin to record, with nothing recorded."""
-        self._captured = {}
+        self._captured = self.latest = {}
 
     def stop(self) -> dict[str, Captured]:
         """End recording; the taps by name, in the order of the computation."""

@@ -17,6 +17,7 @@ def explain(
     bound: float,
     placement: Placement,
     worst: int = 0,
+    base: torch.Tensor | None = None,
 ) -> str:
     """What wrong values look like, if they look like something.
 
@@ -26,6 +27,7 @@ def explain(
         bound: largest error that rounding can explain.
         placement: the placement expected, over the group's axis.
         worst: index of the rank to look at, where the value should be replicated.
+        base: what the value is made of beside a layer's output, float64 [T, ...], if known.
     """
     shapes = {tuple(value.shape) for value in local}
     if len(shapes) > 1:
@@ -42,8 +44,13 @@ def explain(
         return f"rows {rows} are not finite: uninitialised or padding rows leaked in"
     if placement.kind == "partial" and size > 1 and all(near(v, truth, bound) for v in local):
         return f"every rank of {axis} has the full value already: the sum counts it {size} times"
-    if placement.kind == "replicate" and size > 1:
+    if placement.kind == "replicate" and size > 1 and not _zero_rows(value, truth, bound):
         total = PARTIAL.combine(local, truth.shape[0])
+        if base is not None and near(total - (size - 1) * base, truth, bound * size):
+            return (
+                f"is the residual and this rank's part of the layer's output: taken before the "
+                f"reduction over {axis}"
+            )
         if near(total, truth, bound * size) and not near(truth, 0 * truth, bound * size):
             return f"looks like Partial({axis}): a reduction over {axis} is missing"
     for times in range(2, size + 1):
@@ -75,7 +82,7 @@ def _explain_rows(
 
 def _explain_values(value: torch.Tensor, truth: torch.Tensor, bound: float) -> str:
     wrong = _rows((value - truth).abs() > bound)
-    if not any(bool(value[row].any()) for row in wrong):
+    if _zero_rows(value, truth, bound):
         return f"rows {wrong} are zero: they were dropped"
     origins = [_origin(value[row], truth, bound) for row in wrong]
     if all(origin is not None for origin in origins):
@@ -83,6 +90,12 @@ def _explain_values(value: torch.Tensor, truth: torch.Tensor, bound: float) -> s
     if len(wrong) < truth.shape[0]:
         return f"only rows {wrong} of {truth.shape[0]} are wrong"
     return "no simple relation to the full value"
+
+
+def _zero_rows(value: torch.Tensor, truth: torch.Tensor, bound: float) -> bool:
+    """Whether the rows that are wrong are all zero."""
+    wrong = _rows((value - truth).abs() > bound)
+    return bool(wrong) and not any(bool(value[row].any()) for row in wrong)
 
 
 def _origin(row: torch.Tensor, truth: torch.Tensor, bound: float) -> int | None:

@@ -49,6 +49,7 @@ def compare_taps(
     captured: Sequence[Mapping[str, Captured]],
     truth: Mapping[str, torch.Tensor],
     bounds: Mapping[str, float],
+    bases: Mapping[str, torch.Tensor] | None = None,
 ) -> list[TapVerdict]:
     """Compare every tap that the reference knows, in program order.
 
@@ -57,11 +58,13 @@ def compare_taps(
         captured: the taps of each rank, by rank, each in program order.
         truth: the reference's taps, float64 [T, ...], in program order.
         bounds: for each tap the largest error that rounding can explain.
+        bases: for taps that are a sum with a layer's output, the rest of the sum, [T, ...].
     """
     verdicts = []
     for name, expected in truth.items():
         local = {rank: taps[name] for rank, taps in enumerate(captured) if name in taps}
-        verdicts.append(_compare(name, topology, local, expected, bounds[name]))
+        base = (bases or {}).get(name)
+        verdicts.append(_compare(name, topology, local, expected, bounds[name], base))
     return verdicts
 
 
@@ -71,6 +74,7 @@ def _compare(
     local: Mapping[int, Captured],
     truth: torch.Tensor,
     bound: float,
+    base: torch.Tensor | None,
 ) -> TapVerdict:
     if not local:
         return TapVerdict(
@@ -132,6 +136,7 @@ def _compare(
             bound,
             placement,
             worst=group.index(worst_ranks[0]),
+            base=base,
         ),
     )
 

@@ -6,10 +6,12 @@ import time
 
 import torch
 
+from model import overlay
 from model.batch import Batch
 from model.subject import check, prepare
 from properties import compare_taps, same_across_ranks, same_across_stages
 from rankfold import report, verdicts
+from rankfold.errors import UsageError
 from rankfold.options import Options
 from rankfold.run import Progress, full_checkpoint, run_step
 from rankfold.truth import truth_of
@@ -35,6 +37,10 @@ def run_check(options: Options, progress: Progress) -> report.Report:
         check(options.tiny, topology)
     progress("importing vLLM")
     prepare()
+    if options.sp == "off" and not overlay.needed():
+        raise UsageError(
+            "--sp off: the installed vLLM has sequence parallelism of its own; use auto"
+        )
     weights = full_checkpoint(options)
     batch = Batch.random(options.tokens, options.tiny.vocab_size, options.seed, options.sequences)
 
@@ -43,9 +49,8 @@ def run_check(options: Options, progress: Progress) -> report.Report:
     truth = truth_of(options, weights, batch, outcome)
     ran = truth.taps
     if outcome.broke is not None:
-        recorded = {name for taps in outcome.captured for name in taps}
-        ran = {name: value for name, value in ran.items() if name in recorded}
-    taps = compare_taps(options.topology, outcome.captured, ran, truth.bounds)
+        ran = {name: value for name, value in ran.items() if outcome.recorded_whole(name)}
+    taps = compare_taps(options.topology, outcome.captured, ran, truth.bounds, truth.bases)
     checks = [verdicts.oracle(taps), verdicts.routing(truth)]
     checks.append(verdicts.sequence_parallel(options, outcome))
     against = None

@@ -17,8 +17,9 @@ from model.taps import Captured
 from rankfold.options import Options
 from sim import Ledger, RankContext, SimError, Topology, World, label_group
 
-PLUMBING = ("vllm/distributed/", "vllm/model_executor/custom_op.py")
-"""vLLM files whose frames only pass a call on to torch.distributed."""
+PLUMBING = ("vllm/distributed/", "vllm/model_executor/custom_op.py", "model/kernels/")
+"""Files that only pass a call on to torch.distributed, and our stand-ins for kernels: what a
+report is about lies outside of them."""
 
 Progress = Callable[[str], None]
 """Told what is being done, for a person who waits."""
@@ -39,6 +40,12 @@ class Outcome:
     def captured(self) -> list[Mapping[str, Captured]]:
         """Each rank's taps."""
         return [result.taps for result in self.results]
+
+    def recorded_whole(self, name: str) -> bool:
+        """Whether a tap was recorded on some TP group, and on all ranks of each that has it."""
+        have = [name in taps for taps in self.captured]
+        groups = self.topology.groups["tp"]
+        return any(have) and all(len({have[rank] for rank in group}) == 1 for group in groups)
 
     @property
     def logprobs(self) -> torch.Tensor:

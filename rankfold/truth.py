@@ -26,6 +26,8 @@ class Truth:
     """float64 [T, ...]."""
     bounds: dict[str, float]
     """Largest deviation that rounding can explain."""
+    bases: dict[str, torch.Tensor]
+    """For taps that are a residual and a layer's output: the residual."""
     routing_rejected: tuple[tuple[int, int], ...]
     """(layer, token) that the run routed to experts that are not the best."""
 
@@ -45,10 +47,16 @@ def truth_of(
         dtype=options.torch_dtype,
         ranks=outcome.topology.tp,
         routing=_routing(options, batch, outcome),
+        mxfp8_experts=options.mega and options.expert_dtype == "mxfp8",
     )
     return Truth(
         taps=_in_program_order(options, outcome, bounds.result.taps),
         bounds=_in_program_order(options, outcome, bounds.taps),
+        bases={
+            f"aux.{aux_id}": bounds.result.taps[f"layers.{aux_id - 1}.residual"]
+            for aux_id in options.aux
+            if aux_id
+        },
         routing_rejected=tuple(bounds.result.routing_rejected),
     )
 

@@ -40,14 +40,17 @@ def bounds(
     safety: float = 4.0,
     seed: int = 0,
     accumulate: torch.dtype = torch.float32,
+    mxfp8_experts: bool = False,
 ) -> Bounds:
     """Bound each tap by `safety` times the largest move seen in `probes` perturbed runs.
 
     dtype: in which the subject stores weights and activations. ranks: how many ranks' partial
     sums an all-reduce of the subject adds. accumulate: in which it accumulates and computes
     norms, rotary tables, the router and logprobs; float32 also for a float64 subject, unless
-    its kernels are float64 throughout. routing: as in `forward`; legality is judged with the
-    tolerance measured here, layer by layer, so that one pass answers everything.
+    its kernels are float64 throughout. mxfp8_experts: whether its routed experts round their
+    operands to MXFP8 (their weights are given here as what they then stand for). routing: as in
+    `forward`; legality is judged with the tolerance measured here, layer by layer, so that one
+    pass answers everything.
 
     bound(tap) = safety * max over probes and elements |perturbed - exact|
                + unit_roundoff(dtype) * max |exact|
@@ -57,7 +60,14 @@ def bounds(
     generator = torch.Generator().manual_seed(seed)
     u_store = unit_roundoff(dtype)
     u_acc = unit_roundoff(accumulate)
-    noise = Perturbed(u_store=u_store, u_acc=u_acc, ranks=ranks, generator=generator, probes=probes)
+    noise = Perturbed(
+        u_store=u_store,
+        u_acc=u_acc,
+        ranks=ranks,
+        generator=generator,
+        probes=probes,
+        quantises=mxfp8_experts,
+    )
     tie: dict[int, float] = {}
 
     def tolerance(layer: int, selection: Tensor) -> float:

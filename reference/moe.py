@@ -102,8 +102,13 @@ def mixture(
     )
     # Every expert on every token, times 0 where it was not chosen: for the small models that
     # are checked this is far cheaper than one small product per expert.
-    h = _hidden(config, gate_EIH.flatten(0, 1), up_EIH.flatten(0, 1), x, rounding)
-    h_PETI = h.reshape(*x.shape[:2], len(experts), config.intermediate_size).transpose(1, 2)
+    x_experts = _quantised(x, rounding)
+    h = _hidden(config, gate_EIH.flatten(0, 1), up_EIH.flatten(0, 1), x_experts, rounding)
+    h_PETI = (
+        _quantised(h, rounding)
+        .reshape(*x.shape[:2], len(experts), config.intermediate_size)
+        .transpose(1, 2)
+    )
     out_PETH, squares_PETH = row_parallel(h_PETI, down_EHI, rounding)
     mix_PTE = torch.zeros_like(routing.logits).scatter(
         -1, routing.chosen.expand_as(routing.mix), routing.mix
@@ -118,6 +123,15 @@ def mixture(
     # The sum over experts, stored once before the all-reduce.
     y = rounding(y, squares.sqrt(), config.num_experts_per_tok + 1, Kind.STORED)
     return all_reduced(y, squares, rounding)
+
+
+def _quantised(x: Tensor, rounding: Rounding) -> Tensor:
+    """x [..., K] as experts in MXFP8 see it: blocks of 32 along K share a scale (OCP MX v1.0)."""
+    if not rounding.quantises:
+        return x
+    blocks = x.abs().reshape(*x.shape[:-1], -1, 32)
+    largest = blocks.amax(-1, keepdim=True).expand_as(blocks).reshape(x.shape)
+    return rounding(x, largest, 1, Kind.QUANTISED)
 
 
 def _ffn(

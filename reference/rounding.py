@@ -30,6 +30,7 @@ class Kind(Enum):
     ACCUMULATOR = "arithmetic in the accumulator's precision, result kept in it"
     STORED = "as ACCUMULATOR, then rounded once to the storage dtype"
     REDUCED = "an all-reduce of partial sums that each rank holds in the storage dtype"
+    QUANTISED = "rounded to MXFP8 before a product, where a subject's experts do so"
 
 
 class Rounding(Protocol):
@@ -41,12 +42,18 @@ class Rounding(Protocol):
     @property
     def probes(self) -> int: ...
 
+    @property
+    def quantises(self) -> bool:
+        """Whether the routed experts round their operands to MXFP8."""
+        ...
+
     def __call__(self, y: Tensor, magnitude: Tensor, terms: int, kind: Kind) -> Tensor:
         """Return y [P, ...] as a subject might have rounded it.
 
         magnitude, shaped as y: the sum of the absolute values of the terms of a reduction (for
         a linear layer |x| @ |W|^T); |y| if nothing is reduced; for REDUCED the size of the
-        ranks' partial sums, see `Perturbed`. terms: length of the reduction, or number of
+        ranks' partial sums, see `Perturbed`; for QUANTISED the largest |y| of each element's
+        block. terms: length of the reduction, or number of
         elementary roundings.
         """
         ...
@@ -54,6 +61,7 @@ class Rounding(Protocol):
 
 class _Exact:
     probes = 1
+    quantises = False
 
     def __call__(self, y: Tensor, magnitude: Tensor, terms: int, kind: Kind) -> Tensor:
         return y
@@ -96,6 +104,10 @@ class Perturbed:
                    the partials costs u_store * m together (independent errors add in squares),
                    R - 1 additions of running sums no larger than m cost u_store * sqrt(R - 1)
                    * m, and one is to spare for sums that are stored before they are reduced.
+      QUANTISED    max(2^-4 |y|, 2^-10 / 224 * magnitude): E4M3 has 4 significant bits, and below
+                   2^-6 of the block's scale it is fixed-point with spacing 2^-9; the scale is
+                   less than 1/224 of the block's largest magnitude (OCP MX v1.0, with the scale
+                   rounded up, as vLLM's staging kernel does).
     """
 
     def __init__(
@@ -106,6 +118,7 @@ class Perturbed:
         ranks: int,
         generator: torch.Generator,
         probes: int = 1,
+        quantises: bool = False,
     ) -> None:
         """probes: number of perturbed runs; the leading dim has one more (probe 0, exact)."""
         if ranks < 1 or probes < 1:
@@ -115,13 +128,20 @@ class Perturbed:
         self._ranks = ranks
         self._generator = generator
         self._probes = probes + 1
+        self._quantises = quantises
 
     @property
     def probes(self) -> int:
         return self._probes
 
+    @property
+    def quantises(self) -> bool:
+        return self._quantises
+
     def amplitude(self, y: Tensor, magnitude: Tensor, terms: int, kind: Kind) -> Tensor:
         """The local bound on the error of this one operation, elementwise, shaped as y."""
+        if kind is Kind.QUANTISED:
+            return torch.maximum(2.0**-4 * y.abs(), 2.0**-10 / 224 * magnitude)
         if kind is Kind.REDUCED and self._ranks > 1:
             return self._u_store * math.sqrt(self._ranks + 1) * torch.maximum(y.abs(), magnitude)
         if kind is Kind.REDUCED:

@@ -212,14 +212,20 @@ def thread_rank() -> int | None:
     return getattr(_thread, "rank", None)
 
 
-def start_rank_thread(rank: int, name: str, body: Callable[[], None]) -> threading.Thread:
-    """Start the thread that is `rank` for the life of a world."""
+def thread_baton() -> Baton | None:
+    """The scheduler of the world whose rank's own thread this is; None on any other thread."""
+    return getattr(_thread, "baton", None)
+
+
+def start_rank_thread(rank: int, baton: Baton, body: Callable[[], None]) -> threading.Thread:
+    """Start the thread that is `rank` for the life of the world that `baton` schedules."""
 
     def main() -> None:
         _thread.rank = rank
+        _thread.baton = baton
         body()
 
     # A daemon, so that a rank stuck in native code cannot keep the process from exiting.
-    thread = threading.Thread(target=main, name=name, daemon=True)
+    thread = threading.Thread(target=main, name=f"rank{rank}", daemon=True)
     thread.start()
     return thread

@@ -7,9 +7,10 @@ not affected.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from .errors import NotAMember
 from .fabric import Fabric
 from .process_group import group_factory
 from .store import FoldedStore
+from .work import CollectedFuture
 
 BACKEND = "folded"
 """The backend's name in torch.distributed."""
@@ -47,9 +49,9 @@ def install() -> None:
         dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
     # Each rank's init_process_group wraps the hook in a prefix "[rankN]: ", once a world.
     _originals["excepthook"] = sys.excepthook
-    for name, replacement in _REPLACEMENTS.items():
-        _originals[name] = getattr(c10d, name)
-        setattr(c10d, name, replacement)
+    for name, (module, replacement) in _REPLACEMENTS.items():
+        _originals[name] = getattr(module, name)
+        setattr(module, name, replacement)
     _isolate_threads(True)
 
 
@@ -62,14 +64,14 @@ def uninstall() -> None:
     _isolate_threads(False)
     sys.excepthook = _originals.pop("excepthook")
     for name, original in _originals.items():
-        setattr(c10d, name, original)
+        setattr(_REPLACEMENTS[name][0], name, original)
     _originals.clear()
 
 
 def init_rank(fabric: Fabric, store: FoldedStore, rank: int, world_size: int) -> None:
     """Make the default group, on the thread of `rank`."""
     _rank.factory = group_factory(fabric, world_size)
-    _rank.fabric = fabric
+    _rank.fabric, _rank.store = fabric, store
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
 
 
@@ -77,7 +79,7 @@ def leave_rank() -> None:
     """Destroy all groups, on the thread of a rank."""
     if dist.is_initialized():
         dist.destroy_process_group()
-    _rank.factory = _rank.fabric = None
+    _rank.factory = _rank.fabric = _rank.store = None
 
 
 def _isolate_threads(on: bool) -> None:
@@ -116,7 +118,36 @@ def _refuse(op_name: str) -> None:
     )
 
 
-_REPLACEMENTS: dict[str, Callable[..., Any]] = {
-    "_new_process_group_helper": _make_group,
-    "_warn_not_in_group": _refuse,
+def _rendezvous(
+    url: str, rank: int = -1, world_size: int = -1, **options: Any
+) -> Iterator[tuple[Any, int, int]]:
+    """Stands for `rendezvous`: the ranks of a world have met already, and share a store."""
+    if thread_rank() is None:
+        yield from _originals["rendezvous"](url, rank, world_size, **options)
+        return
+    size = int(os.environ["WORLD_SIZE"]) if world_size < 0 else world_size
+    yield _rank.store, int(os.environ["RANK"]) if rank < 0 else rank, size
+
+
+def _collect_all(futures: Sequence[Any]) -> Any:
+    """Stands for `torch.futures.collect_all`, whose wait would stop all ranks."""
+    if thread_rank() is None:
+        return _originals["collect_all"](futures)
+    return CollectedFuture(futures)
+
+
+def _wait_all(futures: Sequence[Any]) -> list[Any]:
+    """Stands for `torch.futures.wait_all`, likewise."""
+    if thread_rank() is None:
+        waited: list[Any] = _originals["wait_all"](futures)
+        return waited
+    return [future.wait() for future in futures]
+
+
+_REPLACEMENTS: dict[str, tuple[Any, Callable[..., Any]]] = {
+    "_new_process_group_helper": (c10d, _make_group),
+    "_warn_not_in_group": (c10d, _refuse),
+    "rendezvous": (c10d, _rendezvous),
+    "collect_all": (torch.futures, _collect_all),
+    "wait_all": (torch.futures, _wait_all),
 }

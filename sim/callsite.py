@@ -86,6 +86,10 @@ class CallSites:
             frame = frame.f_back
         return Site(tuple(frames or plumbing))
 
+    def is_caller(self, file: str) -> bool:
+        """Whether a file is the caller's own code."""
+        return self._kind(file) == _CALLER
+
     def _kind(self, file: str) -> int:
         if is_internal(file):
             return _INTERNAL

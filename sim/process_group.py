@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .baton import thread_rank
+from .baton import thread_baton, thread_rank
 from .calls import Buckets, Call
 from .errors import Misuse, NotAMember
 from .fabric import Fabric, Group
@@ -249,8 +249,13 @@ class FoldedProcessGroup(_Overloaded):  # type: ignore[misc]
 
     def _check_caller(self, op: str) -> None:
         caller = thread_rank()
-        if caller == self._rank:
+        if caller == self._rank and thread_baton() is self._fabric.baton:
             return
+        if caller is not None and thread_baton() is not self._fabric.baton:
+            raise Misuse(
+                f"rank {caller} called {op} at {self._fabric.sites.here()} on a group of another "
+                "world; a world's groups end with it"
+            )
         called = f"called {op} on {self.group} at {self._fabric.sites.here()}"
         if caller is None:
             self._fabric.break_run(

@@ -39,6 +39,30 @@ class FoldedFuture(torch.futures.Future):  # type: ignore[type-arg]
         return following
 
 
+class CollectedFuture(torch.futures.Future):  # type: ignore[type-arg]
+    """All of several futures; waiting for it waits for each in turn."""
+
+    def __init__(self, futures: Sequence[Any]) -> None:
+        super().__init__()
+        self._futures = list(futures)
+        self._left = len(self._futures)
+        for future in self._futures:
+            future.add_done_callback(self._one_done)
+        if not self._futures:
+            self.set_result([])
+
+    def _one_done(self, _: Any) -> None:
+        self._left -= 1
+        if not self._left:
+            self.set_result(self._futures)
+
+    def wait(self) -> Any:
+        """Wait for all of them and return them."""
+        for future in self._futures:
+            future.wait()
+        return super().wait()
+
+
 class FoldedWork(dist.Work):
     """One rank's part in an operation. `done` says whether its outputs are written.
 
@@ -115,10 +139,17 @@ class FoldedWork(dist.Work):
         """The output tensors."""
         return self.outputs
 
-    def _source_rank(self) -> int:
+    def source_rank(self) -> int:
+        """The sender of a received message, as a rank in the group.
+
+        Raises:
+            RuntimeError: it is no receive, or not done.
+        """
         if self.source is None:
             raise RuntimeError("only a receive that is done has a source rank")
         return self.source
+
+    _source_rank = source_rank
 
     def get_future(self) -> FoldedFuture:
         """A future of the output tensors."""

@@ -11,7 +11,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from . import c10d, reports
 from .baton import Baton, start_rank_thread, thread_rank
-from .callsite import CallSites, is_internal, short_path
+from .callsite import CallSites, short_path
 from .errors import Misuse, RankAborted, RankFailed, SimError
 from .fabric import Fabric
 from .ledger import Ledger
@@ -92,7 +92,7 @@ class World:
             self._swap.new_rank(rank)
         c10d.install()
         self._threads = [
-            start_rank_thread(rank, f"rank{rank}", lambda r=rank: self._live(r))  # type: ignore[misc]
+            start_rank_thread(rank, self._baton, lambda r=rank: self._live(r))  # type: ignore[misc]
             for rank in range(self.size)
         ]
         # Kept here: torch holds it from C++, which does not keep a Python object alive.
@@ -210,9 +210,9 @@ class World:
             return
         try:
             self._results[context.rank] = job(context)
-        except RankAborted:
-            pass
         except BaseException as error:
+            if isinstance(error, RankAborted) and self._baton.aborting:
+                return
             self._errors[context.rank] = error.with_traceback(_own(error.__traceback__))
 
     # --- when a run breaks ---
@@ -223,14 +223,23 @@ class World:
             return self._fabric.failure
         if self._errors:
             rank, error = next(iter(self._errors.items()))
-            details = {r: _in_a_line(e) for r, e in self._errors.items()}
+            details = {r: self._in_a_line(e) for r, e in self._errors.items()}
             ranks = reports.of_ranks(self._fabric, details)
             if isinstance(error, SimError):
                 return error if error.ranks else type(error)(error.headline, ranks)
-            return RankFailed(f"rank {rank} raised {_in_a_line(error)}", ranks)
+            return RankFailed(f"rank {rank} raised {self._in_a_line(error)}", ranks)
         if any(self._baton.running):
             return reports.stuck(self._fabric)
         return None
+
+    def _in_a_line(self, error: BaseException) -> str:
+        """The error with the innermost line of the caller's code that it passed."""
+        frames = traceback.extract_tb(error.__traceback__)
+        sites = self._fabric.sites
+        callers = [frame for frame in frames if sites.is_caller(frame.filename)] or frames
+        where = f" at {short_path(callers[-1].filename)}:{callers[-1].lineno}" if callers else ""
+        first = (str(error).splitlines() or [""])[0]
+        return f"{type(error).__name__}: {first}{where}"
 
     def _raise(self, failure: SimError) -> None:
         cause = next(iter(self._errors.values()), None)
@@ -254,14 +263,6 @@ def _own(trace: TracebackType | None) -> TracebackType | None:
     while own is not None and own.tb_frame.f_code.co_filename == __file__:
         own = own.tb_next
     return own or trace
-
-
-def _in_a_line(error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    callers = [frame for frame in frames if not is_internal(frame.filename)] or frames
-    where = f" at {short_path(callers[-1].filename)}:{callers[-1].lineno}" if callers else ""
-    first = (str(error).splitlines() or [""])[0]
-    return f"{type(error).__name__}: {first}{where}"
 
 
 def _launcher_environment(size: int) -> dict[str, Callable[[int], str]]:

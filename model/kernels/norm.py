@@ -39,7 +39,14 @@ def gemma_fused_add_rmsnorm(
 
     `input` and `residual` are [..., H] of one dtype, and `weight` is [H]. As in the GPU kernel the
     norm sees the sum before it is rounded to the storage dtype.
+
+    Raises ValueError if the shapes differ: a residual of one row must not be broadcast.
     """
+    if input.shape != residual.shape:
+        raise ValueError(
+            f"gemma_fused_add_rmsnorm: input {list(input.shape)} and residual "
+            f"{list(residual.shape)} must have equal shapes"
+        )
     compute = accumulator(input.dtype)
     total = input.to(compute) + residual.to(compute)
     residual.copy_(total)

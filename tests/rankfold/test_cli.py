@@ -32,7 +32,7 @@ def test_json_has_the_stable_keys(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(capsys.readouterr().out)
     for key, kind in KEYS.items():
         assert isinstance(found[key], kind), key
-    assert set(found["subject"]) == {"vllm", "sequence_parallel", "moe_backend"}
+    assert set(found["subject"]) == {"vllm", "model", "sequence_parallel", "moe_backend"}
     assert {"name", "ok", "what", "where", "why"} <= set(found["checks"][0])
     assert {"name", "ok", "expected", "max_abs_err", "bound"} <= set(found["taps"][0])
     assert found["against"]["topology"] == "tp2"

@@ -6,6 +6,7 @@ to 55, float16 5 to 45; bound / max of tap: float32 1e-4, bfloat16 0.2 to 0.3, f
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -165,3 +166,16 @@ def test_no_tokens() -> None:
     limits = bounds(config, random_weights(config), batch, dtype=torch.float32, ranks=2)
     assert set(limits.taps.values()) == {0.0}
     assert all(math.isfinite(tie) for tie in limits.tie.values())
+
+
+def test_mxfp8_experts_have_wider_bounds_from_the_first_experts_on() -> None:
+    """E4M3 rounds operands by up to 2^-4; what comes before the first experts knows nothing."""
+    config = dataclasses.replace(tiny_config(), hidden_size=64, intermediate_size=32)
+    weights, batch = random_weights(config, 0, torch.bfloat16), random_batch(config, (8,), 0)
+    plain = bounds(config, weights, batch, dtype=torch.bfloat16, ranks=2)
+    mxfp8 = bounds(config, weights, batch, dtype=torch.bfloat16, ranks=2, mxfp8_experts=True)
+    first = config.moe_layer_freq.index(1)
+    name = f"layers.{first}.ffn"
+    assert mxfp8.taps[name] > 1.5 * plain.taps[name]
+    assert mxfp8.taps[name] < float(mxfp8.result.taps[name].abs().max())
+    assert torch.equal(mxfp8.result.taps[name], plain.result.taps[name])
