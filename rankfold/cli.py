@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from rankfold.errors import BAD_USAGE, BROKE, FAILS, HOLDS
+from rankfold.errors import BAD_USAGE, BROKE, FAILS, HOLDS, INTERRUPTED
 
 
 class _Parser(argparse.ArgumentParser):
@@ -22,7 +22,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code: 0 holds, 1 fails, 2 bad usage, 3 the run broke."""
     arguments = _parser().parse_args(argv)
     command: Callable[[argparse.Namespace], int] = arguments.command
-    return command(arguments)
+    try:
+        return command(arguments)
+    except KeyboardInterrupt:
+        print("rankfold: interrupted", file=sys.stderr)
+        return INTERRUPTED
 
 
 def _parser() -> _Parser:

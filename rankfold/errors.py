@@ -4,6 +4,8 @@ HOLDS = 0
 FAILS = 1
 BAD_USAGE = 2
 BROKE = 3
+INTERRUPTED = 130
+"""As shells have it for Ctrl-C: 128 and the signal's number."""
 
 
 class UsageError(ValueError):

@@ -5,9 +5,8 @@ It sees every rank's operands at once. The ledger, the agreement checks and the 
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 
@@ -16,13 +15,11 @@ from .agreement import UNEVEN, disagreement
 from .baton import Baton
 from .calls import Call, describe, dtype_name
 from .callsite import CallSites
-from .collectives import COLLECTIVES
+from .collectives import COLLECTIVES, Collective
 from .errors import Mismatch, RankAborted, SimError, Undelivered
 from .ledger import Entry, Ledger
 from .mailbox import Mailbox, Post
 from .work import FoldedWork
-
-_NO_CHANGE = nullcontext()
 
 
 @dataclass(slots=True)
@@ -155,8 +152,7 @@ class Fabric:
         wrong = disagreement(calls) or collective.check(calls)
         if wrong:
             self.fail(Mismatch(f"mismatch on {group}: {wrong}"))
-        with _writing(calls):
-            collective.run(calls)
+        _write_outputs(collective, calls)
         self.ledger.append(_entry(group, calls, collective.moved(calls)))
 
     def _deliver(self, group: Group, send: Post, recv: Post) -> None:
@@ -191,11 +187,10 @@ class Fabric:
 def _entry(group: Group, calls: list[Call], moved: int) -> Entry:
     first = calls[0]
     operands = first.operands()
-    shapes = tuple(t.shape for t in operands)
     if first.op in UNEVEN:
-        by_rank = tuple(tuple(t.shape for t in call.operands()) for call in calls)
+        by_rank = tuple(tuple([t.shape for t in call.operands()]) for call in calls)
     else:
-        by_rank = (shapes,) * len(calls)
+        by_rank = (tuple([t.shape for t in operands]),) * len(calls)
     root = "" if first.root_rank is None else f"root {first.root_rank}"
     return Entry(
         op=first.op,
@@ -206,19 +201,24 @@ def _entry(group: Group, calls: list[Call], moved: int) -> Entry:
         shapes=by_rank,
         bytes=moved,
         detail=str(first.reduction) if first.reduction else root,
-        sites=tuple(call.site for call in calls),
+        sites=tuple([call.site for call in calls]),
     )
 
 
-def _writing(calls: list[Call]) -> AbstractContextManager[Any]:
-    """The mode in which the transport may write into the ranks' tensors.
+def _write_outputs(collective: Collective, calls: list[Call]) -> None:
+    """Carry out a collective in a mode in which the transport may write into all its outputs.
 
     A caller's autograd must not see the writes, as it does not see NCCL's; and tensors made in
     inference mode can only be written to in it, whatever mode the writing rank is in.
     """
-    for call in calls:
-        for bucket in call.outputs:
-            for tensor in bucket:
-                if tensor.is_inference():
-                    return torch.inference_mode()
-    return torch.no_grad() if torch.is_grad_enabled() else _NO_CHANGE
+    if any(t.is_inference() for call in calls for bucket in call.outputs for t in bucket):
+        with torch.inference_mode():
+            collective.run(calls)
+        return
+    # As torch.no_grad() does, at a tenth of its cost.
+    recording = torch.is_grad_enabled()
+    torch._C._set_grad_enabled(False)
+    try:
+        collective.run(calls)
+    finally:
+        torch._C._set_grad_enabled(recording)

@@ -29,7 +29,7 @@ def all_reduce(calls: Sequence[Call]) -> None:
         for i in range(len(first)):
             total = reduce_tensors([c.inputs[bucket][i] for c in calls], reduction)
             for call in calls:
-                _write(call.outputs[bucket][i], total)
+                call.outputs[bucket][i].copy_(total)
 
 
 def reduce(calls: Sequence[Call]) -> None:

@@ -23,6 +23,10 @@ _PAIRWISE: dict[str, Callable[..., torch.Tensor]] = {
     "bor": torch.bitwise_or,
     "bxor": torch.bitwise_xor,
 }
+# The usual case, found without further questions.
+_WITH_ARITHMETIC = frozenset(
+    {torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32}
+)
 # NCCL sums booleans as "any" and multiplies them as "all"; torch has no arithmetic on them.
 _BOOLEAN = {"sum": "bor", "max": "bor", "product": "band", "min": "band"}
 
@@ -56,7 +60,7 @@ _PLAIN = {getattr(dist.ReduceOp.RedOpType, name.upper()): Reduction(name) for na
 
 
 def reduce_tensors(tensors: Sequence[torch.Tensor], reduction: Reduction) -> torch.Tensor:
-    """The reduction of R tensors of one shape and dtype; a new contiguous tensor.
+    """The reduction of R tensors of one shape and dtype; a new tensor.
 
     Summation goes in rank order, in the tensors' own dtype, as one ring would: deterministic,
     and each addition rounds. float8 has no arithmetic in torch and is reduced in float32.
@@ -65,6 +69,8 @@ def reduce_tensors(tensors: Sequence[torch.Tensor], reduction: Reduction) -> tor
         ValueError: the reduction does not exist for the dtype (avg or arithmetic on booleans).
     """
     dtype = tensors[0].dtype
+    if reduction.name == "sum" and dtype in _WITH_ARITHMETIC:
+        return _folded(torch.add, tensors)
     name = reduction.name
     if dtype is torch.bool and name in ("sum", "max", "product", "min"):
         name = _BOOLEAN[name]
@@ -76,11 +82,15 @@ def reduce_tensors(tensors: Sequence[torch.Tensor], reduction: Reduction) -> tor
     parts = [t.to(torch.float32) for t in tensors] if narrow else list(tensors)
     if reduction.factor is not None:
         parts = [t * reduction.factor for t in parts]
-    combine = _PAIRWISE[name]
-    total = combine(parts[0], parts[1]) if len(parts) > 1 else parts[0].clone()
-    for part in parts[2:]:
-        total = combine(total, part, out=total)
+    total = _folded(_PAIRWISE[name], parts)
     if name == "avg":
         rounding = None if dtype.is_floating_point or dtype.is_complex else "trunc"
         total = torch.div(total, len(parts), rounding_mode=rounding)
-    return total.to(dtype).contiguous()
+    return total.to(dtype)
+
+
+def _folded(combine: Callable[..., torch.Tensor], parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    total = combine(parts[0], parts[1]) if len(parts) > 1 else parts[0].clone()
+    for part in parts[2:]:
+        combine(total, part, out=total)
+    return total

@@ -105,3 +105,14 @@ def test_a_broken_run_is_exit_code_3_with_the_report(
     out, err = capsys.readouterr()
     assert "rank 1 waits in all_reduce" in err
     assert json.loads(out)["error"]["ranks"][0]["rank"] == 1
+
+
+def test_ctrl_c_ends_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(options: check.Options, progress: Callable[[str], None]) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(check, "run_check", interrupted)
+    assert main(["check", "tp2"]) == 130
+    assert capsys.readouterr().err.strip().splitlines() == ["rankfold: interrupted"]
