@@ -15,6 +15,7 @@
 | mailbox.py | which receive takes which send |
 | work.py | handles of operations in flight |
 | ledger.py | the record of what completed |
+| observer.py | what may watch the traffic |
 | clock.py | the transport's own time, for the benchmark |
 | errors.py, reports.py, callsite.py | what is said when a run breaks |
 """
@@ -31,6 +32,7 @@ from .errors import (
     Undelivered,
 )
 from .ledger import Entry, Ledger
+from .observer import Observer
 from .process_group import label_group
 from .rank_local import RankCache, RankLocal, RankSlot
 from .topology import Topology, TopologyError
@@ -43,6 +45,7 @@ __all__ = [
     "Mismatch",
     "Misuse",
     "NotAMember",
+    "Observer",
     "RankCache",
     "RankContext",
     "RankFailed",

@@ -5,6 +5,7 @@ It sees every rank's operands at once. The ledger, the agreement checks and the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -19,6 +20,7 @@ from .collectives import COLLECTIVES, Collective
 from .errors import Mismatch, RankAborted, SimError, Undelivered
 from .ledger import Entry, Ledger
 from .mailbox import Mailbox, Post
+from .observer import Observer
 from .work import FoldedWork
 
 
@@ -55,7 +57,14 @@ class Group:
 class Fabric:
     """The transport between the ranks of one world."""
 
-    def __init__(self, baton: Baton, sites: CallSites, *, rendezvous_sends: bool = False) -> None:
+    def __init__(
+        self,
+        baton: Baton,
+        sites: CallSites,
+        *,
+        rendezvous_sends: bool = False,
+        observers: Sequence[Observer] = (),
+    ) -> None:
         self.baton = baton
         self.sites = sites
         self.ledger = Ledger()
@@ -63,6 +72,7 @@ class Fabric:
         """Why the run broke, once it has."""
         self.groups: dict[tuple[str, tuple[int, ...]], Group] = {}
         self._rendezvous_sends = rendezvous_sends
+        self._observers = tuple(observers)
         self._alive: set[FoldedWork] = set()
 
     def group(self, name: str, ranks: tuple[int, ...]) -> Group:
@@ -152,6 +162,8 @@ class Fabric:
         wrong = disagreement(calls) or collective.check(calls)
         if wrong:
             self.fail(Mismatch(f"mismatch on {group}: {wrong}"))
+        for observer in self._observers:
+            observer.collective(group, calls)
         _write_outputs(collective, calls)
         self.ledger.append(_entry(group, calls, collective.moved(calls)))
 
@@ -162,6 +174,8 @@ class Fabric:
             headline = f"mismatch on {group}: {wrong}{describe(buffer)}"
             now = {send.rank: (send, group), recv.rank: (recv, group)}
             self.fail(Mismatch(headline, reports.of_ranks(self, now=now)))
+        for observer in self._observers:
+            observer.message(group, send, recv)
         with torch.inference_mode() if buffer.is_inference() else torch.no_grad():
             buffer.copy_(sent.reshape(buffer.shape))
         self.ledger.append(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
@@ -15,6 +15,7 @@ from .callsite import CallSites, short_path
 from .errors import Misuse, RankAborted, RankFailed, SimError
 from .fabric import Fabric
 from .ledger import Ledger
+from .observer import Observer
 from .rank_local import TORCH_STATE, Entry, StateSwap
 from .store import FoldedStore
 from .topology import Topology
@@ -59,6 +60,7 @@ class World:
         seed: int | None = None,
         plumbing: tuple[str, ...] = (),
         rendezvous_sends: bool = False,
+        observers: Sequence[Observer] = (),
     ) -> None:
         """Start the ranks.
 
@@ -70,6 +72,7 @@ class World:
             plumbing: parts of paths whose frames only pass calls on; see `CallSites`.
             rendezvous_sends: a send completes only when it is received, as a large one does
                 over NCCL; by default it is buffered, as over gloo.
+            observers: what is shown every operation; see `sim.observer`.
 
         Raises:
             TopologyError: the topology's word means nothing.
@@ -82,7 +85,12 @@ class World:
         self.size = topology.world_size
         self._swap = StateSwap([*TORCH_STATE, *rank_local], _launcher_environment(self.size))
         self._baton = Baton(self.size, self._swap, seed)
-        self._fabric = Fabric(self._baton, CallSites(plumbing), rendezvous_sends=rendezvous_sends)
+        self._fabric = Fabric(
+            self._baton,
+            CallSites(plumbing),
+            rendezvous_sends=rendezvous_sends,
+            observers=observers,
+        )
         self._job: Callable[[RankContext], Any] | None = None
         self._results: list[Any] = [None] * self.size
         self._errors: dict[int, BaseException] = {}

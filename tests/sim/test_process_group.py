@@ -196,3 +196,27 @@ def test_the_ledger_in_json_is_a_line_for_each_entry() -> None:
         world.ledger.clear()
         assert world.ledger.to_json() == ""
         assert world.ledger.totals() == {}
+
+
+def test_observers_see_all_operands_before_anything_is_written() -> None:
+    seen: list[str] = []
+
+    class Watch:
+        def collective(self, group: Any, calls: Any) -> None:
+            values = [float(call.inputs[0][0]) for call in calls]
+            seen.append(f"{calls[0].op} {group.ranks} {values}")
+
+        def message(self, group: Any, send: Any, recv: Any) -> None:
+            seen.append(f"{send.rank} to {recv.rank}: {float(send.tensor)} {float(recv.tensor)}")
+
+    def program(ctx: RankContext) -> None:
+        x = torch.tensor(float(ctx.rank + 1))
+        dist.all_reduce(x)
+        if ctx.rank == 0:
+            dist.send(x, 1)
+        else:
+            dist.recv(torch.tensor(-1.0), 0)
+
+    with World("tp2", observers=[Watch()]) as world:
+        world.run(program)
+    assert seen == ["all_reduce (0, 1) [1.0, 2.0]", "0 to 1: 3.0 -1.0"]
