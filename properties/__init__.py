@@ -4,22 +4,29 @@
 |---|---|
 | verdict.py | `Verdict`: what was checked, whether it holds, where and why not |
 | placement.py | the full value behind the ranks' local ones |
-| explain.py | what wrong values look like: the likely cause |
+| recogniser.py | which placement the ranks' local values hold, or what is wrong with them |
+| recogniser_case.py | the finding, and each reading of the values that their shapes allow |
+| recogniser_rows.py | which rows are wrong, and what they hold instead |
+| explain.py | the finding in words, against the placement expected: the likely cause |
 | oracle.py | each tap against the float64 reference, within its derived bound |
 | replication.py | what is declared replicated is the same bits on every rank, also across stages |
 """
 
 from properties.oracle import TapVerdict, compare_taps
 from properties.placement import Placement, PlacementError
+from properties.recogniser import recognise
+from properties.recogniser_case import Recognised
 from properties.replication import same_across_ranks, same_across_stages
 from properties.verdict import Verdict
 
 __all__ = [
     "Placement",
     "PlacementError",
+    "Recognised",
     "TapVerdict",
     "Verdict",
     "compare_taps",
+    "recognise",
     "same_across_ranks",
     "same_across_stages",
 ]

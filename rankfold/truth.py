@@ -52,13 +52,21 @@ def truth_of(
     return Truth(
         taps=_in_program_order(options, outcome, bounds.result.taps),
         bounds=_in_program_order(options, outcome, bounds.taps),
-        bases={
-            f"aux.{aux_id}": bounds.result.taps[f"layers.{aux_id - 1}.residual"]
-            for aux_id in options.aux
-            if aux_id
-        },
+        bases=_bases(options, bounds.result.taps),
         routing_rejected=tuple(bounds.result.routing_rejected),
     )
+
+
+def _bases(options: Options, taps: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The stream before a part of a layer was added to it, for each tap that is such a sum."""
+    bases, stream = {}, taps["embed"]
+    for layer in range(len(options.layers)):
+        bases[f"layers.{layer}.residual"] = stream
+        bases[f"layers.{layer}.stream"] = taps[f"layers.{layer}.residual"]
+        stream = taps[f"layers.{layer}.stream"]
+    for aux_id in filter(None, options.aux):
+        bases[f"aux.{aux_id}"] = taps[f"layers.{aux_id - 1}.residual"]
+    return bases
 
 
 def _routing(options: Options, batch: Batch, outcome: Outcome) -> dict[int, torch.Tensor]:

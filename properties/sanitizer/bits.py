@@ -1,0 +1,57 @@
+"""Exact comparisons of tensors: by their bits, never within a tolerance."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+
+Parts = Sequence[torch.Tensor]
+"""One rank's operand: a tensor, or the tensors that it is made of, one after the other."""
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's elements as bytes, [numel * itemsize] uint8."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def equal(one: Parts, other: Parts) -> bool:
+    """Whether two operands have the same shapes, dtypes and bits (-0.0 is not 0.0)."""
+    return len(one) == len(other) and all(
+        a.dtype == b.dtype and a.shape == b.shape and torch.equal(_bytes(a), _bytes(b))
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def digest(parts: Parts) -> bytes:
+    """A fingerprint of dtype and bits; shapes do not count, so that views have the same one."""
+    found = hashlib.blake2b(str(parts[0].dtype).encode(), digest_size=16)
+    for part in parts:
+        found.update(_bytes(part).numpy().data)
+    return found.digest()
+
+
+def telling(parts: Parts) -> bool:
+    """Whether equal bits on all ranks say that the tensors *are* the same.
+
+    They say nothing where ranks may well come to equal values on their own: integers and sizes,
+    one element, whole numbers (counts, masks, a barrier made of ones), and what is the same all
+    along a dim (constants; a warm-up on one repeated token).
+    """
+    if not all(part.is_floating_point() for part in parts):
+        return False
+    return any(_telling(part.detach()) for part in parts)
+
+
+def _telling(tensor: torch.Tensor) -> bool:
+    if tensor.numel() < 2:
+        return False
+    if tensor.dtype.itemsize == 1:  # float8 lacks comparisons
+        tensor = tensor.to(torch.float32)
+    if torch.equal(tensor, tensor.trunc()):
+        return False
+    return not any(
+        size > 1 and equal([tensor], [tensor.narrow(dim, 0, 1).expand(tensor.shape)])
+        for dim, size in enumerate(tensor.shape)
+    )
