@@ -20,13 +20,23 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code: 0 holds, 1 fails, 2 bad usage, 3 the run broke."""
-    arguments = _parser().parse_args(argv)
+    own, rest = _split(sys.argv[1:] if argv is None else list(argv))
+    arguments = _parser().parse_args(own)
+    arguments.rest = rest
     command: Callable[[argparse.Namespace], int] = arguments.command
     try:
         return command(arguments)
     except KeyboardInterrupt:
         print("rankfold: interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+def _split(argv: list[str]) -> tuple[list[str], list[str]]:
+    """Ours, and what follows `--` and belongs to the script of `rankfold run`."""
+    if argv[:1] != ["run"] or "--" not in argv:
+        return argv, []
+    at = argv.index("--")
+    return argv[:at], argv[at + 1 :]
 
 
 def _parser() -> _Parser:
@@ -55,6 +65,25 @@ def _parser() -> _Parser:
     check.add_argument("--against", metavar="TOPOLOGY", help="compare logprobs with this topology")
     check.add_argument("--json", action="store_true", help="print the report as JSON")
     check.set_defaults(command=_check)
+    script = commands.add_parser(
+        "run",
+        help="run any torch.distributed script on folded ranks, under the sanitizer",
+        usage="rankfold run SCRIPT [--world TOPOLOGY] [--allow RULE SITE REASON] [--json] "
+        "[-- ARGUMENTS OF THE SCRIPT]",
+        epilog="exit codes: 0 no findings, 1 findings, 2 bad usage, 3 the run itself broke",
+    )
+    script.add_argument("script", help="a Python file that uses torch.distributed")
+    script.add_argument("--world", default="tp4", help="topology, such as tp4 (default): 4 ranks")
+    script.add_argument(
+        "--allow",
+        action="append",
+        nargs=3,
+        default=[],
+        metavar=("RULE", "SITE", "REASON"),
+        help="mark findings of a rule at a site (file:line) as known to be good",
+    )
+    script.add_argument("--json", action="store_true", help="print the report as JSON")
+    script.set_defaults(command=_run)
     bench = commands.add_parser("bench", help="measure the folded runtime")
     bench.add_argument("--json", action="store_true", help="print the figures as JSON")
     bench.set_defaults(command=_bench)
@@ -102,6 +131,41 @@ def _check(arguments: argparse.Namespace) -> int:
         return BROKE
     except (ValueError, ImportError) as error:
         return _refuse("check", error)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from rich.console import Console
+
+    from properties.sanitizer import Allow, AllowError
+    from rankfold.errors import UsageError
+    from rankfold.script import ScriptOptions, render_script, run_script
+    from sim import Topology
+
+    try:
+        try:
+            allow = [Allow(rule=r, site=s, reason=why) for r, s, why in arguments.allow]
+        except AllowError as error:
+            raise UsageError(str(error)) from None
+        options = ScriptOptions(
+            script=Path(arguments.script),
+            topology=Topology.parse(arguments.world),
+            arguments=arguments.rest,
+            allow=allow,
+            quiet=arguments.json,
+        )
+        report = run_script(options)
+    except ValueError as error:
+        return _refuse("run", error)
+    if arguments.json:
+        print(json.dumps(report.to_json(), indent=2))
+    else:
+        render_script(report, Console(soft_wrap=True))
+    if report.broke is not None:
+        print(f"rankfold run: the run broke: {report.broke}", file=sys.stderr)
+        return BROKE
+    return HOLDS if report.ok else FAILS
 
 
 def _ids(text: str) -> tuple[int, ...]:

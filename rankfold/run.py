@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +15,7 @@ from model.rank_state import RANK_LOCAL
 from model.subject import StepResult, Subject
 from model.taps import Captured
 from rankfold.options import Options
-from sim import Ledger, RankContext, SimError, Topology, World, label_group
+from sim import Ledger, Observer, RankContext, SimError, Topology, World, label_group
 
 PLUMBING = ("vllm/distributed/", "vllm/model_executor/custom_op.py", "model/kernels/")
 """Files that only pass a call on to torch.distributed, and our stand-ins for kernels: what a
@@ -66,13 +66,17 @@ def run_step(
     weights: Mapping[str, torch.Tensor],
     batch: Batch,
     progress: Progress,
+    observers: Sequence[Observer] = (),
 ) -> Outcome:
     """Build the subject on every rank of a folded world and run one step.
+
+    Args:
+        observers: what is shown every operation, also those of the building.
 
     Raises:
         SimError: the building broke. A step that breaks is in the outcome.
     """
-    with World(topology, rank_local=RANK_LOCAL, plumbing=PLUMBING) as world:
+    with World(topology, rank_local=RANK_LOCAL, plumbing=PLUMBING, observers=observers) as world:
         progress(f"building {topology} on {world.size} folded ranks")
         subjects = world.run(build, options, weights)
         world.ledger.clear()

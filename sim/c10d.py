@@ -68,11 +68,14 @@ def uninstall() -> None:
     _originals.clear()
 
 
-def init_rank(fabric: Fabric, store: FoldedStore, rank: int, world_size: int) -> None:
-    """Make the default group, on the thread of `rank`."""
+def init_rank(
+    fabric: Fabric, store: FoldedStore, rank: int, world_size: int, *, default_group: bool
+) -> None:
+    """Make the default group, on the thread of `rank`, unless the program is to make it."""
     _rank.factory = group_factory(fabric, world_size)
     _rank.fabric, _rank.store = fabric, store
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    if default_group:
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
 
 
 def leave_rank() -> None:

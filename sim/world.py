@@ -29,7 +29,8 @@ _PATIENCE = 10.0
 
 @dataclass(frozen=True)
 class RankContext:
-    """What an SPMD function is given: who it is. The default process group is ready."""
+    """What an SPMD function is given: who it is. The default process group is ready, unless the
+    world leaves it to the program (`init=False`)."""
 
     rank: int
     world_size: int
@@ -61,6 +62,7 @@ class World:
         plumbing: tuple[str, ...] = (),
         rendezvous_sends: bool = False,
         observers: Sequence[Observer] = (),
+        init: bool = True,
     ) -> None:
         """Start the ranks.
 
@@ -73,6 +75,8 @@ class World:
             rendezvous_sends: a send completes only when it is received, as a large one does
                 over NCCL; by default it is buffered, as over gloo.
             observers: what is shown every operation; see `sim.observer`.
+            init: make the default process group. False leaves it to the program, which calls
+                `init_process_group` itself, as under torchrun.
 
         Raises:
             TopologyError: the topology's word means nothing.
@@ -106,7 +110,11 @@ class World:
         # Kept here: torch holds it from C++, which does not keep a Python object alive.
         self._store = store = FoldedStore(self._baton)
         try:
-            self.run(lambda ctx: c10d.init_rank(self._fabric, store, ctx.rank, self.size))
+            self.run(
+                lambda ctx: c10d.init_rank(
+                    self._fabric, store, ctx.rank, self.size, default_group=init
+                )
+            )
         except BaseException:
             self.close()
             raise
