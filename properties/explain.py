@@ -9,6 +9,7 @@ import torch
 from properties.placement import Placement, shard_rows
 from properties.recogniser import recognise
 from properties.recogniser_case import Recognised
+from properties.recogniser_rows import near
 
 # (expected, found) to the likely cause. What is found where it is expected, is there too often.
 CAUSES = {
@@ -23,6 +24,7 @@ CAUSES = {
     ("replicate", "residual"): "is the residual and this rank's part of the layer's output: taken "
     "before the reduction over {axis}",
 }
+ADDED_ON_EVERY_RANK = "has the residual {times} times: every rank of {axis} added it before the sum"
 TOO_OFTEN = "is {times} x the full value: summed over {axis} once too often"
 
 
@@ -46,6 +48,10 @@ def explain(
     """
     axis = placement.axis
     found = recognise(local, truth, bound, axis=axis, expected=placement, rank=worst, base=base)
+    if found.kind == "unknown" and base is not None and placement.kind == "replicate":
+        for count in range(2, len(local) + 1):
+            if near(local[worst], truth + (count - 1) * base, bound * count):
+                return ADDED_ON_EVERY_RANK.format(times=count, axis=axis)
     if found.kind == placement.kind and found.times > 1:
         return TOO_OFTEN.format(times=found.times, axis=axis)
     if cause := CAUSES.get((placement.kind, found.kind)):

@@ -111,6 +111,30 @@ def test_tokens_swapped_at_the_stage_boundary(m3: Any, monkeypatch: pytest.Monke
     assert not transfer.ok
 
 
+def test_residual_added_on_every_rank_before_the_sum(
+    m3: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fused = m3.fused_allreduce_gemma_rms_norm
+
+    def added_before(hidden: torch.Tensor, residual: torch.Tensor, norm: Any) -> Any:
+        return fused(hidden + residual, torch.zeros_like(residual), norm)
+
+    monkeypatch.setattr(m3, "fused_allreduce_gemma_rms_norm", added_before)
+    assert first_wrong(check("tp4")) == (
+        "layers.0.residual",
+        "has the residual 4 times: every rank of tp added it before the sum",
+    )
+
+
+def test_attention_output_left_unreduced(m3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        m3, "fused_allreduce_gemma_rms_norm", lambda hidden, residual, norm: norm(hidden, residual)
+    )
+    name, why = first_wrong(check("tp2pp2"))
+    assert name == "layers.0.residual"
+    assert why.endswith("taken before the reduction over tp")
+
+
 def test_routed_scaling_applied_twice(m3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import vllm._custom_ops as ops
 
