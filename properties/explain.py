@@ -48,7 +48,8 @@ def explain(
     """
     axis = placement.axis
     found = recognise(local, truth, bound, axis=axis, expected=placement, rank=worst, base=base)
-    if found.kind == "unknown" and base is not None and placement.kind == "replicate":
+    whole = placement.kind == "replicate" and local[worst].shape == truth.shape
+    if found.kind == "unknown" and base is not None and whole:
         for count in range(2, len(local) + 1):
             if near(local[worst], truth + (count - 1) * base, bound * count):
                 return ADDED_ON_EVERY_RANK.format(times=count, axis=axis)

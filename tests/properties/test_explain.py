@@ -166,3 +166,9 @@ def test_zeros_in_the_truth_are_no_diagnosis() -> None:
     truth = with_rows(full(), [1], 0.0)
     text = explain([with_rows(truth, [2], 7.5)] * 2, truth, BOUND, REPLICATE)
     assert text == "only rows [2] of 4 are wrong"
+
+
+def test_a_wrong_shape_is_told_also_where_the_rest_of_the_sum_is_known() -> None:
+    shards = [full()[:2], full()[2:] + 1]
+    why = explain(shards, full(), BOUND, Placement(), base=full())
+    assert why.startswith("looks like Shard(tokens, tp): a gather is missing")
