@@ -14,6 +14,7 @@ import torch
 
 from properties.explain import explain
 from properties.placement import Placement, PlacementError
+from properties.recogniser_rows import deviation
 from sim import Topology
 
 
@@ -157,12 +158,8 @@ def _badly_placed(
 
 
 def _deviation(value: torch.Tensor, truth: torch.Tensor) -> float:
-    if value.shape != truth.shape:
-        return float("inf")
-    if not value.numel():
-        return 0.0
-    worst = float((value - truth.double()).abs().max())
-    return worst if worst == worst else float("inf")
+    """`deviation`, of values whose shapes may differ: inf then."""
+    return deviation(value, truth.double()) if value.shape == truth.shape else float("inf")
 
 
 def _where(
