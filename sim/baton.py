@@ -45,7 +45,8 @@ class Baton:
         self.running = [False] * size
         """Whether a rank's program has started and not ended."""
         self._swap = swap
-        self._random = None if seed is None else random.Random(seed)
+        self.random = None if seed is None else random.Random(seed)
+        """What draws the order; None for the plain one."""
         self._ready: deque[int] = deque()
         self._turn = [_taken_lock() for _ in range(size)]
         self._caller_turn = _taken_lock()
@@ -124,7 +125,7 @@ class Baton:
         """Under a schedule seed, perhaps let another rank run first."""
         if self.aborting:
             raise RankAborted
-        if self._random is None or not self._ready or self._random.random() < 0.5:
+        if self.random is None or not self._ready or self.random.random() < 0.5:
             return
         rank = self.holder()
         self._ready.append(rank)
@@ -180,9 +181,9 @@ class Baton:
             self._to_caller()
 
     def _pick(self) -> int:
-        if self._random is None:
+        if self.random is None:
             return self._ready.popleft()
-        index = self._random.randrange(len(self._ready))
+        index = self.random.randrange(len(self._ready))
         self._ready.rotate(-index)
         return self._ready.popleft()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch.distributed import distributed_c10d as c10d
 from .baton import thread_rank
 from .errors import NotAMember
 from .fabric import Fabric
-from .process_group import group_factory
+from .process_group import FoldedProcessGroup
 from .store import FoldedStore
 from .work import CollectedFuture
 
@@ -72,7 +72,7 @@ def init_rank(
     fabric: Fabric, store: FoldedStore, rank: int, world_size: int, *, default_group: bool
 ) -> None:
     """Make the default group, on the thread of `rank`, unless the program is to make it."""
-    _rank.factory = group_factory(fabric, world_size)
+    _rank.factory = _group_factory(fabric, world_size)
     _rank.fabric, _rank.store = fabric, store
     if default_group:
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
@@ -83,6 +83,29 @@ def leave_rank() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
     _rank.factory = _rank.fabric = _rank.store = None
+
+
+def _group_factory(fabric: Fabric, world_size: int) -> Callable[[Any], dist.ProcessGroup]:
+    """What makes a rank's groups: c10d's options in, this rank's view of the group out."""
+
+    def create(options: Any) -> FoldedProcessGroup:
+        ranks: Iterable[int] = options.global_ranks_in_group or range(world_size)
+        group = fabric.group(str(options.group_id), tuple(ranks))
+        return FoldedProcessGroup(fabric, group, options.group_rank)
+
+    return create
+
+
+def launcher_environment(size: int) -> dict[str, Callable[[int], str]]:
+    """What a launcher such as torchrun sets for each rank."""
+    return {
+        "RANK": str,
+        "LOCAL_RANK": str,
+        "WORLD_SIZE": lambda rank: str(size),
+        "LOCAL_WORLD_SIZE": lambda rank: str(size),
+        "MASTER_ADDR": lambda rank: "localhost",
+        "MASTER_PORT": lambda rank: "0",
+    }
 
 
 def _isolate_threads(on: bool) -> None:

@@ -33,12 +33,20 @@ class Call:
     in_splits: tuple[int, ...] | None = None
     out_splits: tuple[int, ...] | None = None
     """Rows of dim 0 for each rank, for all_to_all_single."""
+    blocking: bool = False
+    """Whether torch waits before it returns, so that the program can do nothing meanwhile."""
     site: Site = NOWHERE
     sequence: int = 0
 
     def operands(self) -> list[torch.Tensor]:
         """What the call is about: its inputs, or its outputs where it has none."""
         return [t for bucket in (self.inputs or self.outputs) for t in bucket]
+
+    def written(self) -> Buckets:
+        """The outputs that the operation writes on this rank."""
+        at_root = self.rank == self.root_rank
+        unwritten = (self.op == "broadcast" and at_root) or (self.op == "reduce" and not at_root)
+        return [] if unwritten else self.outputs
 
     def __str__(self) -> str:
         details = [str(self.reduction)] if self.reduction else []

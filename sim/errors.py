@@ -17,7 +17,8 @@ class RankReport:
     rank: int
     """Global rank."""
     state: str
-    """"waits in", "is in", "has finished", "raised", "runs" or "left"."""
+    """"waits in", "is in", "has finished", "raised", "runs" or "left"; of a reused buffer "changed
+    a buffer of" or "passed a buffer in flight to"."""
     operation: str = ""
     """The pending operation with its operands, such as "all_reduce(sum) float32[4, 8]"."""
     group: str = ""
@@ -83,6 +84,11 @@ class NotAMember(SimError):
 
 class Undelivered(SimError):
     """The ranks are done, but a message was never received or an operation never completed."""
+
+
+class BufferReuse(SimError):
+    """A rank changed a buffer, or passed it on, that an operation still had in flight. Only a
+    schedule with late delivery looks for this."""
 
 
 class Misuse(SimError):

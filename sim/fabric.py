@@ -14,13 +14,16 @@ import torch
 from . import reports
 from .agreement import UNEVEN, disagreement
 from .baton import Baton
+from .buffers import copy_of, write
 from .calls import Call, describe, dtype_name
 from .callsite import CallSites
 from .collectives import COLLECTIVES, Collective
 from .errors import Mismatch, RankAborted, SimError, Undelivered
+from .late import LateDelivery
 from .ledger import Entry, Ledger
 from .mailbox import Mailbox, Post
 from .observer import Observer
+from .schedule import Schedule
 from .work import FoldedWork
 
 
@@ -29,7 +32,7 @@ class Slot:
     """One operation of a group, until all its ranks have called it. Keys: rank in the group."""
 
     calls: dict[int, Call] = field(default_factory=dict)
-    works: list[FoldedWork] = field(default_factory=list)
+    works: dict[int, FoldedWork] = field(default_factory=dict)
 
 
 class Group:
@@ -45,6 +48,8 @@ class Group:
         """How reports and the ledger call the group."""
         self.members: set[int] = set()
         """The members, as ranks in the group, that have a handle now."""
+        self.awaited = set(range(len(ranks)))
+        """The members that have never had a handle."""
         self.next = [0] * len(ranks)
         """How many operations each member has called."""
         self.slots: dict[int, Slot] = {}
@@ -52,6 +57,11 @@ class Group:
 
     def __str__(self) -> str:
         return f"{self.label}{list(self.ranks)}"
+
+    def renumber(self) -> None:
+        """Count operations from 0 again. Only while nothing is pending."""
+        self.next = [0] * len(self.ranks)
+        self.mailbox.renumber()
 
 
 class Fabric:
@@ -71,6 +81,7 @@ class Fabric:
         self.failure: SimError | None = None
         """Why the run broke, once it has."""
         self.groups: dict[tuple[str, tuple[int, ...]], Group] = {}
+        self._late: LateDelivery | None = None
         self._rendezvous_sends = rendezvous_sends
         self._observers = tuple(observers)
         self._alive: set[FoldedWork] = set()
@@ -83,10 +94,24 @@ class Fabric:
         return self.groups[key]
 
     def leave(self, group: Group, index: int) -> None:
-        """A member has destroyed its handle; the group is let go with the last one."""
+        """A member has destroyed its handle; the group is let go with the last one.
+
+        Not before all have had one: a rank may send, and end, before its peer begins.
+        """
         group.members.discard(index)
-        if not group.members:
+        if not group.members and not group.awaited:
             self.groups.pop((group.name, group.ranks), None)
+
+    def begin(self, schedule: Schedule) -> None:
+        """Before a run: follow this schedule until `reset`, and count operations from 0."""
+        for group in self.groups.values():
+            group.renumber()
+        if schedule.late:
+            self._late = LateDelivery(
+                self.fail,
+                lambda flight, change: reports.changed(self, flight, change),
+                lambda flight, operation, group: reports.passed_on(self, flight, operation, group),
+            )
 
     def collective(self, group: Group, index: int, call: Call) -> FoldedWork:
         """Start a collective for the member at `index`; the last member to call carries it out."""
@@ -100,18 +125,23 @@ class Fabric:
         outputs = [t for bucket in call.outputs for t in bucket]
         work = FoldedWork(self.baton, call.rank, outputs, call, group, self._alive)
         slot.calls[index] = call
-        slot.works.append(work)
+        slot.works[index] = work
+        if self._late is not None:
+            self._late.call(work, call, group)
         if len(slot.calls) == len(group.ranks):
-            self._complete(group, [slot.calls[i] for i in range(len(group.ranks))])
+            members = range(len(group.ranks))
+            self._complete(
+                group, [slot.calls[i] for i in members], [slot.works[i] for i in members]
+            )
             del group.slots[call.sequence]
-            for each in slot.works:
+            for each in slot.works.values():
                 each.finish()
         return work
 
     def post(self, group: Group, post: Post) -> FoldedWork:
         """Post a send or a receive, and deliver the message that it completes, if any.
 
-        A send's payload is copied at once, so that its buffer is free again.
+        A send's payload is copied at once. Under plain delivery its buffer is free again then.
         """
         self.baton.preempt()
         post.site = self.sites.here()
@@ -119,7 +149,12 @@ class Fabric:
         work = FoldedWork(self.baton, post.rank, outputs, post, group, self._alive)
         post.work = work
         if post.op == "send":
-            post.tensor = post.tensor.detach().clone()
+            buffer = post.original = post.tensor
+            post.tensor = copy_of(buffer)
+            if self._late is not None:
+                self._late.send(work, post, group, buffer)
+        elif self._late is not None:
+            self._late.receive(work, post, group)
         pair = group.mailbox.post(post)
         if pair is not None:
             self._deliver(group, *pair)
@@ -153,18 +188,27 @@ class Fabric:
             count = "an operation" if len(left) == 1 else f"{len(left)} operations"
             raise Undelivered(f"all ranks are done, but {count} never completed", left)
 
-    def reset_handles(self) -> None:
-        """Let go of handles that nobody waited for, after a run."""
-        self._alive.clear()
+    def rank_ends(self, rank: int) -> None:
+        """The program of `rank` has come to its end."""
+        if self._late is not None:
+            self._late.end(rank)
 
-    def _complete(self, group: Group, calls: list[Call]) -> None:
+    def reset(self) -> None:
+        """After a run: let go of handles that nobody waited for, and deliver plainly again."""
+        self._alive.clear()
+        self._late = None
+
+    def _complete(self, group: Group, calls: list[Call], works: list[FoldedWork]) -> None:
         collective = COLLECTIVES[calls[0].op]
         wrong = disagreement(calls) or collective.check(calls)
         if wrong:
             self.fail(Mismatch(f"mismatch on {group}: {wrong}"))
+        if self._late is not None:
+            self._late.verify(works)
         for observer in self._observers:
             observer.collective(group, calls)
-        _write_outputs(collective, calls)
+        late = self._late
+        _write_outputs(collective, calls if late is None else late.carried_out(calls, works))
         self.ledger.append(_entry(group, calls, collective.moved(calls)))
 
     def _deliver(self, group: Group, send: Post, recv: Post) -> None:
@@ -176,8 +220,13 @@ class Fabric:
             self.fail(Mismatch(headline, reports.of_ranks(self, now=now)))
         for observer in self._observers:
             observer.message(group, send, recv)
-        with torch.inference_mode() if buffer.is_inference() else torch.no_grad():
-            buffer.copy_(sent.reshape(buffer.shape))
+        send.original = None
+        flight = None if recv.work is None else recv.work.flight
+        if flight is None:
+            write(buffer, sent)
+        else:
+            flight.landing = [(buffer, sent)]
+            flight.sender = None if send.work is None else send.work.flight
         self.ledger.append(
             Entry(
                 op="send",

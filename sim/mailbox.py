@@ -36,6 +36,8 @@ class Post:
     sequence: int = 0
     work: FoldedWork | None = None
     """The poster's handle."""
+    original: torch.Tensor | None = None
+    """A send's tensor itself, until it is delivered, for observers; its sender may write to it."""
 
     def __str__(self) -> str:
         way = "to" if self.op == "send" else "from"
@@ -58,6 +60,10 @@ class Mailbox:
         self.sends: list[Post] = []
         self.recvs: list[Post] = []
         self._counts: defaultdict[tuple[str, int | None, int], int] = defaultdict(int)
+
+    def renumber(self) -> None:
+        """Count the posts of each channel from 0 again."""
+        self._counts.clear()
 
     def post(self, new: Post) -> tuple[Post, Post] | None:
         """Add a post; return the (send, receive) pair that it completes, if any."""

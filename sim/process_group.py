@@ -7,7 +7,7 @@ turns its arguments into a `Call` or a `Post` and hands it to the fabric. Names 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -38,6 +38,7 @@ class FoldedProcessGroup(_Overloaded):  # type: ignore[misc]
         self._rank = group.ranks[index]
         self._batch: list[FoldedWork] | None = None
         group.members.add(index)
+        group.awaited.discard(index)
 
     # --- what a process group is asked about itself ---
 
@@ -83,20 +84,22 @@ class FoldedProcessGroup(_Overloaded):  # type: ignore[misc]
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> FoldedWork:
         buckets = [list(tensors)]
-        return self._start("all_reduce", buckets, buckets, reduction=_reduction(opts))
+        return self._start("all_reduce", buckets, buckets, opts, reduction=_reduction(opts))
 
     allreduce_coalesced = allreduce
 
     def reduce(self, tensors: Tensors, opts: Any) -> FoldedWork:
-        buckets, root = [list(tensors)], opts.rootRank
-        return self._start("reduce", buckets, buckets, reduction=_reduction(opts), root=root)
+        buckets, reduction = [list(tensors)], _reduction(opts)
+        return self._start(
+            "reduce", buckets, buckets, opts, reduction=reduction, root=opts.rootRank
+        )
 
     def broadcast(self, tensors: Tensors, opts: Any) -> FoldedWork:
         buckets = [list(tensors)]
-        return self._start("broadcast", buckets, buckets, root=opts.rootRank)
+        return self._start("broadcast", buckets, buckets, opts, root=opts.rootRank)
 
     def allgather(self, outputs: Buckets, inputs: Tensors, opts: Any = None) -> FoldedWork:
-        return self._start("all_gather", [[t] for t in inputs], [list(o) for o in outputs])
+        return self._start("all_gather", [[t] for t in inputs], [list(o) for o in outputs], opts)
 
     def allgather_coalesced(
         self, outputs: Buckets, inputs: Tensors, opts: Any = None
@@ -108,14 +111,15 @@ class FoldedProcessGroup(_Overloaded):  # type: ignore[misc]
     def all_gather_single(
         self, output: torch.Tensor, source: torch.Tensor, opts: Any = None
     ) -> FoldedWork:
-        return self._start("all_gather_into_tensor", [[source]], [[output]])
+        return self.all_gather_single_coalesced([output], [source], opts)
 
     _allgather_base = all_gather_single
 
     def all_gather_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> FoldedWork:
-        return self._start("all_gather_into_tensor", [[t] for t in inputs], [[t] for t in outputs])
+        sources, outs = [[t] for t in inputs], [[t] for t in outputs]
+        return self._start("all_gather_into_tensor", sources, outs, opts)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -124,6 +128,7 @@ class FoldedProcessGroup(_Overloaded):  # type: ignore[misc]
             "reduce_scatter",
             [list(parts) for parts in inputs],
             [[t] for t in outputs],
+            opts,
             reduction=_reduction(opts),
         )
 
@@ -141,13 +146,14 @@ class FoldedProcessGroup(_Overloaded):  # type: ignore[misc]
             "reduce_scatter_tensor",
             [[t] for t in inputs],
             [[t] for t in outputs],
+            opts,
             reduction=_reduction(opts),
         )
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> FoldedWork:
-        return self._start("all_to_all", [list(inputs)], [list(outputs)])
+        return self._start("all_to_all", [list(inputs)], [list(outputs)], opts)
 
     def all_to_all_single(
         self,
@@ -161,6 +167,7 @@ class FoldedProcessGroup(_Overloaded):  # type: ignore[misc]
             "all_to_all_single",
             [[source]],
             [[output]],
+            opts,
             in_splits=self._splits(input_splits, source),
             out_splits=self._splits(output_splits, output),
         )
@@ -169,14 +176,14 @@ class FoldedProcessGroup(_Overloaded):  # type: ignore[misc]
 
     def gather(self, outputs: Buckets, inputs: Tensors, opts: Any) -> FoldedWork:
         outs = [list(o) for o in outputs] if self._index == opts.rootRank else []
-        return self._start("gather", [[t] for t in inputs], outs, root=opts.rootRank)
+        return self._start("gather", [[t] for t in inputs], outs, opts, root=opts.rootRank)
 
     def scatter(self, outputs: Tensors, inputs: Buckets, opts: Any) -> FoldedWork:
         parts = [list(p) for p in inputs] if self._index == opts.rootRank else []
-        return self._start("scatter", parts, [[t] for t in outputs], root=opts.rootRank)
+        return self._start("scatter", parts, [[t] for t in outputs], opts, root=opts.rootRank)
 
     def barrier(self, opts: Any = None) -> FoldedWork:
-        return self._start("barrier", [], [])
+        return self._start("barrier", [], [], opts)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         self.barrier().wait()
@@ -208,6 +215,7 @@ class FoldedProcessGroup(_Overloaded):  # type: ignore[misc]
         op: str,
         inputs: Buckets,
         outputs: Buckets,
+        opts: Any,
         *,
         reduction: Reduction | None = None,
         root: int | None = None,
@@ -224,6 +232,7 @@ class FoldedProcessGroup(_Overloaded):  # type: ignore[misc]
             root_rank=None if root is None else self.group.ranks[root],
             in_splits=in_splits,
             out_splits=out_splits,
+            blocking=self._batch is None and not getattr(opts, "asyncOp", True),
         )
         self._check_caller(op)
         return self._batched(self._fabric.collective(self.group, self._index, call))
@@ -285,14 +294,3 @@ def label_group(group: dist.ProcessGroup, label: str) -> None:
     left alone, so that a program may label its groups wherever it runs."""
     if isinstance(group, FoldedProcessGroup):
         group.group.label = label
-
-
-def group_factory(fabric: Fabric, world_size: int) -> Callable[..., FoldedProcessGroup]:
-    """What c10d calls to make a backend: options in, this rank's view of the group out."""
-
-    def create(options: Any, backend_options: Any = None) -> FoldedProcessGroup:
-        ranks: Iterable[int] = options.global_ranks_in_group or range(world_size)
-        group = fabric.group(str(options.group_id), tuple(ranks))
-        return FoldedProcessGroup(fabric, group, options.group_rank)
-
-    return create

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from .agreement import disagreement
 from .calls import Call
-from .errors import Deadlock, Mismatch, RankReport, SimError
+from .callsite import CallSites, short_path
+from .errors import BufferReuse, Deadlock, Mismatch, RankReport, SimError
+from .flight import Flight
 from .mailbox import Post
 from .work import FoldedWork
 
@@ -66,6 +69,45 @@ def of_ranks(
         else:
             lines.append(RankReport(rank=rank, state="runs", detail=detail))
     return tuple(lines)
+
+
+def changed(fabric: Fabric, flight: Flight, change: str) -> BufferReuse:
+    """A rank changed a buffer that an operation had in flight; `change` says how."""
+    operation, rank = flight.operation, flight.operation.rank
+    headline = (
+        f"rank {rank} changed a buffer of {operation} on {flight.group}, called at "
+        f"{operation.site}, while it was in flight: {change}; wait for its handle first, or give "
+        "it a copy"
+    )
+    report = _report(rank, "changed a buffer of", operation, flight.group, change)
+    return BufferReuse(headline, _with(fabric, report))
+
+
+def passed_on(fabric: Fabric, flight: Flight, operation: Call | Post, group: object) -> BufferReuse:
+    """A rank passed to `operation`, on `group`, a buffer that another one had in flight."""
+    holder, rank = flight.operation, operation.rank
+    headline = (
+        f"rank {rank} passed to {operation} on {group}, called at {operation.site}, a buffer that "
+        f"its {holder} on {flight.group}, called at {holder.site}, had in flight; wait for that "
+        "handle first, or pass a copy"
+    )
+    detail = f"its {holder} at {holder.site} has it"
+    report = _report(rank, "passed a buffer in flight to", operation, group, detail)
+    return BufferReuse(headline, _with(fabric, report))
+
+
+def in_a_line(error: BaseException, sites: CallSites) -> str:
+    """An error with the innermost line of the caller's code that it passed."""
+    frames = traceback.extract_tb(error.__traceback__)
+    callers = [frame for frame in frames if sites.is_caller(frame.filename)] or frames
+    where = f" at {short_path(callers[-1].filename)}:{callers[-1].lineno}" if callers else ""
+    first = (str(error).splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first}{where}"
+
+
+def _with(fabric: Fabric, report: RankReport) -> tuple[RankReport, ...]:
+    """What each rank does, with this report for its rank."""
+    return tuple(report if r.rank == report.rank else r for r in of_ranks(fabric))
 
 
 def pending(fabric: Fabric) -> tuple[RankReport, ...]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from .baton import Baton
 from .errors import Misuse
+
+if TYPE_CHECKING:
+    from .flight import Flight
 
 
 class FoldedFuture(torch.futures.Future):  # type: ignore[type-arg]
@@ -24,6 +27,10 @@ class FoldedFuture(torch.futures.Future):  # type: ignore[type-arg]
         """Wait for the operation and return its output tensors."""
         self._work.wait()
         return super().wait()
+
+    def done(self) -> bool:
+        """Whether it has its value. If not, others run first, as when a handle is asked."""
+        return super().done() or (self._work.is_completed() and super().done())
 
     def then(self, callback: Callable[[FoldedFuture], Any]) -> FoldedFuture:
         """A future of what `callback` makes of this one once it is done."""
@@ -62,9 +69,14 @@ class CollectedFuture(torch.futures.Future):  # type: ignore[type-arg]
             future.wait()
         return super().wait()
 
+    def done(self) -> bool:
+        """Whether all of them are done."""
+        return all(future.done() for future in self._futures) and super().done()
+
 
 class FoldedWork(dist.Work):
-    """One rank's part in an operation. `done` says whether its outputs are written.
+    """One rank's part in an operation. `done` says whether it has been carried out; its outputs
+    are written then, or, under late delivery, when the rank sees it complete.
 
     Args:
         baton: the scheduler.
@@ -94,14 +106,29 @@ class FoldedWork(dist.Work):
         self._baton = baton
         self._alive = alive
         self._future: FoldedFuture | None = None
+        self.flight: Flight | None = None
+        """What late delivery has yet to do; None from when the rank has seen it complete."""
         self.source: int | None = None
         """The sender of a received message, as a rank in the group."""
         alive.add(self)
 
     def finish(self) -> None:
-        """Say that the outputs are written, and wake the rank if it waits for this."""
+        """Say that it has been carried out, and wake the rank if it waits for this."""
         self.done = True
         self._baton.wake(self.rank, self)
+        if self.flight is None:
+            self._resolve()
+        elif self.flight.ended:
+            self.land()
+
+    def land(self) -> None:
+        """The rank sees it complete: late outputs are written now."""
+        flight, self.flight = self.flight, None
+        if flight is not None:
+            flight.land()
+            self._resolve()
+
+    def _resolve(self) -> None:
         if self._future is not None:
             self._future.set_result(self.outputs)
 
@@ -113,7 +140,13 @@ class FoldedWork(dist.Work):
         """
         if self._baton.current != self.rank:
             raise Misuse(f"rank {self._baton.current} waited for a handle of rank {self.rank}")
-        self._baton.wait_for(self)
+        if self.flight is None:
+            self._baton.wait_for(self)
+        else:
+            # The rank cannot write while it waits, so this is the last look at its buffers.
+            self.flight.settle()
+            self._baton.wait_for(self)
+            self.land()
         self._alive.discard(self)
         return True
 
@@ -122,14 +155,23 @@ class FoldedWork(dist.Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether it is done. If not, others run first, or a loop that asks would never end."""
+        """Whether it is complete. If not, others run first, or a loop that asks would never end.
+
+        Late delivery says no once when it could say yes, and delivers when it says yes.
+        """
         if not self.done:
             self._baton.give_way()
-        return self.done
+        if self.flight is None:
+            return self.done
+        if self.done and self.flight.asked:
+            self.land()
+            return True
+        self.flight.asked = self.done
+        return False
 
     def is_success(self) -> bool:
-        """Whether it is done; an operation that fails ends the run instead."""
-        return self.done
+        """Whether it is complete; an operation that fails ends the run instead."""
+        return self.done and self.flight is None
 
     def exception(self) -> None:
         """None: an operation that fails ends the run instead."""
@@ -155,8 +197,8 @@ class FoldedWork(dist.Work):
         """A future of the output tensors."""
         if self._future is None:
             self._future = FoldedFuture(self)
-            if self.done:
-                self._future.set_result(self.outputs)
+            if self.done and self.flight is None:
+                self._resolve()
         return self._future
 
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import ctypes
-import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
 
 from . import c10d, reports
 from .baton import Baton, start_rank_thread, thread_rank
-from .callsite import CallSites, short_path
+from .callsite import CallSites
 from .errors import Misuse, RankAborted, RankFailed, SimError
 from .fabric import Fabric
 from .ledger import Ledger
 from .observer import Observer
 from .rank_local import TORCH_STATE, Entry, StateSwap
+from .schedule import Schedule
 from .store import FoldedStore
 from .topology import Topology
 
@@ -69,8 +69,9 @@ class World:
         Args:
             topology: a topology, its word, or a number of ranks.
             rank_local: process-global state, beyond torch's own, that each rank has for itself.
-            seed: the schedule. None resumes ranks first come, first served; a number draws
-                the order from it. The same seed gives the same run.
+            seed: the order of the ranks in all runs. None resumes them first come, first served;
+                a number draws the order from it. The same seed gives the same run. For a
+                schedule of one run, see `run`.
             plumbing: parts of paths whose frames only pass calls on; see `CallSites`.
             rendezvous_sends: a send completes only when it is received, as a large one does
                 over NCCL; by default it is buffered, as over gloo.
@@ -87,7 +88,7 @@ class World:
             topology = Topology.parse(topology)
         self.topology = topology
         self.size = topology.world_size
-        self._swap = StateSwap([*TORCH_STATE, *rank_local], _launcher_environment(self.size))
+        self._swap = StateSwap([*TORCH_STATE, *rank_local], c10d.launcher_environment(self.size))
         self._baton = Baton(self.size, self._swap, seed)
         self._fabric = Fabric(
             self._baton,
@@ -129,17 +130,33 @@ class World:
         """How many times the baton has changed hands."""
         return self._baton.switches
 
+    @overload
     def run(
         self, program: Callable[Concatenate[RankContext, P], R], *args: P.args, **kwargs: P.kwargs
+    ) -> list[R]: ...
+
+    @overload
+    def run(
+        self, program: Callable[..., R], *args: Any, schedule: Schedule | None, **kwargs: Any
+    ) -> list[R]: ...
+
+    # A ParamSpec might have a `schedule` of its own, for all that mypy knows.
+    def run(  # type: ignore[misc]
+        self, program: Callable[..., R], *args: Any, schedule: Schedule | None = None, **kwargs: Any
     ) -> list[R]:
         """Run `program(context, ...)` on every rank and return the results by rank.
+
+        A schedule holds for this run only, in place of the world's seed. The same program under
+        the same schedule gives the same entries of the ledger, whatever the world ran before: the
+        operations of each group are numbered from 0. Groups that a program makes have c10d's
+        running numbers as names.
 
         State that the ranks keep (process groups, module globals of the table) lasts until the
         next run. After an error the world is broken and can only be closed.
 
         Raises:
             RankFailed: a rank raised; its exception is the cause.
-            Deadlock, Mismatch, NotAMember, Undelivered: see `sim.errors`.
+            Deadlock, Mismatch, NotAMember, Undelivered, BufferReuse: see `sim.errors`.
             Misuse: the world is closed or broken, or this is called from inside a rank.
         """
         if self._closed or self._broken is not None:
@@ -151,6 +168,10 @@ class World:
         self._results = [None] * self.size
         self._errors = {}
         self._swap.save(None)
+        order = self._baton.random
+        if schedule is not None:
+            self._baton.random = schedule.generator()
+            self._fabric.begin(schedule)
         try:
             self._baton.start()
             failure = self._failure()
@@ -164,7 +185,8 @@ class World:
         finally:
             self._swap.load(None)
             self._job = None
-            self._fabric.reset_handles()
+            self._baton.random = order
+            self._fabric.reset()
         if failure is not None:
             self._raise(failure)
         try:
@@ -226,6 +248,7 @@ class World:
             return
         try:
             self._results[context.rank] = job(context)
+            self._fabric.rank_ends(context.rank)
         except BaseException as error:
             if isinstance(error, RankAborted) and self._baton.aborting:
                 return
@@ -239,23 +262,14 @@ class World:
             return self._fabric.failure
         if self._errors:
             rank, error = next(iter(self._errors.items()))
-            details = {r: self._in_a_line(e) for r, e in self._errors.items()}
-            ranks = reports.of_ranks(self._fabric, details)
+            said = {r: reports.in_a_line(e, self._fabric.sites) for r, e in self._errors.items()}
+            ranks = reports.of_ranks(self._fabric, said)
             if isinstance(error, SimError):
                 return error if error.ranks else type(error)(error.headline, ranks)
-            return RankFailed(f"rank {rank} raised {self._in_a_line(error)}", ranks)
+            return RankFailed(f"rank {rank} raised {said[rank]}", ranks)
         if any(self._baton.running):
             return reports.stuck(self._fabric)
         return None
-
-    def _in_a_line(self, error: BaseException) -> str:
-        """The error with the innermost line of the caller's code that it passed."""
-        frames = traceback.extract_tb(error.__traceback__)
-        sites = self._fabric.sites
-        callers = [frame for frame in frames if sites.is_caller(frame.filename)] or frames
-        where = f" at {short_path(callers[-1].filename)}:{callers[-1].lineno}" if callers else ""
-        first = (str(error).splitlines() or [""])[0]
-        return f"{type(error).__name__}: {first}{where}"
 
     def _raise(self, failure: SimError) -> None:
         cause = next(iter(self._errors.values()), None)
@@ -279,15 +293,3 @@ def _own(trace: TracebackType | None) -> TracebackType | None:
     while own is not None and own.tb_frame.f_code.co_filename == __file__:
         own = own.tb_next
     return own or trace
-
-
-def _launcher_environment(size: int) -> dict[str, Callable[[int], str]]:
-    """What a launcher such as torchrun sets for each rank."""
-    return {
-        "RANK": str,
-        "LOCAL_RANK": str,
-        "WORLD_SIZE": lambda rank: str(size),
-        "LOCAL_WORLD_SIZE": lambda rank: str(size),
-        "MASTER_ADDR": lambda rank: "localhost",
-        "MASTER_PORT": lambda rank: "0",
-    }

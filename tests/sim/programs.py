@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from sim import RankContext, SimError, World
+from sim import RankContext, Schedule, SimError, World
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -80,12 +80,18 @@ def assert_usable() -> None:
     assert rank_threads() == []
 
 
-def broken_run(expected: type[E], program: Program, topology: str = "tp2", **options: Any) -> E:
+def broken_run(
+    expected: type[E],
+    program: Program,
+    topology: str = "tp2",
+    schedule: Schedule | None = None,
+    **options: Any,
+) -> E:
     """Run a program that must break with exactly this error, at once, and leave nothing behind."""
     with World(topology, **options) as world:
         start = time.perf_counter()
         with pytest.raises(SimError) as caught:
-            world.run(program)
+            world.run(program, schedule=schedule)
         seconds = time.perf_counter() - start
     error = caught.value
     assert type(error) is expected, error
