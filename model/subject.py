@@ -3,7 +3,6 @@
 import copy
 import functools
 import importlib
-import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,8 +12,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from model import overlay, overrides, taps
+from model import overlay, overrides, survival, taps
 from model.batch import Batch
+from model.groups import group_labels, join_groups
+from model.provenance import Loaded, Numbering, trace
+from model.survival import Overwritten
 from model.taps import Captured
 from model.tiny import ShapeError, TinyM3
 from sim import RankContext, Topology
@@ -32,6 +34,8 @@ class StepResult:
     """[T, V] on the last stage, else None; in the model's dtype."""
     logprobs: torch.Tensor | None = None
     """log_softmax of the logits in float32 (float64 for a float64 model), else None."""
+    overwritten: tuple[Overwritten, ...] = ()
+    """Values whose bits changed before their last use; looked for where taps are."""
 
 
 def prepare(*, folded: bool = True) -> None:
@@ -62,6 +66,7 @@ class Subject:
         moe_backend: str = "auto",
         sequence_parallel: bool = True,
         aux: tuple[int, ...] = (),
+        numbering: Numbering | None = None,
     ) -> None:
         """Build the model.
 
@@ -73,6 +78,7 @@ class Subject:
             moe_backend: vLLM's name for it: "auto" or "deep_gemm_mega_moe".
             sequence_parallel: False keeps the stream replicated where it would be sharded.
             aux: ids of aux hidden states to capture; id k is the stream before layer k.
+            numbering: of the checkpoint, to find out first which of its elements is loaded where.
         """
         if not overrides.installed():
             raise RuntimeError("call model.subject.prepare() on the main thread first")
@@ -80,19 +86,26 @@ class Subject:
         self.tiny = tiny
         self.dtype = dtype
         self._recorder = taps.Recorder()
+        self._survival = survival.Survival()
         self._config = vllm_config(tiny, ctx.topology, dtype, ctx.rank)
         self._config.kernel_config.moe_backend = moe_backend
         if not sequence_parallel:
             self._config.additional_config = {overlay.SEQUENCE_PARALLEL_KEY: False}
         with _current(self._config):
-            _join_groups(ctx)
-            self.model = _build(self._config, weights, dtype)
+            join_groups(ctx)
+            self.model, self.loaded = _build(self._config, weights, dtype, numbering)
         state = _parallel_state()
         self._tp, self._pp = state.get_tp_group(), state.get_pp_group()
-        self.model.set_aux_hidden_state_layers(aux)
-        self._aux = tuple(sorted(set(aux)))
+        self.capture_aux(aux)
         placements = importlib.import_module("model.overlay.placements")
         taps.attach(self.model, self._recorder, placements.placements(self.model))
+        survival.attach(self.model, self._survival)
+
+    def capture_aux(self, aux: tuple[int, ...]) -> None:
+        """From now on capture the aux hidden states of these ids; id k is the stream before layer
+        k."""
+        self._aux = tuple(sorted(set(aux)))
+        self.model.set_aux_hidden_state_layers(self._aux)
 
     @property
     def stage(self) -> int:
@@ -107,6 +120,7 @@ class Subject:
         """
         if capture:
             self._recorder.start()
+            self._survival.start(batch)
         received = self._receive()
         output = self._forward(batch, received)
         if not self._pp.is_last_rank:
@@ -120,13 +134,19 @@ class Subject:
         for aux_id, value in zip(self._aux, aux, strict=True):
             self._recorder.record(f"aux.{aux_id}", value)
         return StepResult(
-            stage=self.stage, taps=self._recorder.stop(), logits=logits, logprobs=logprobs
+            stage=self.stage,
+            taps=self._recorder.stop(),
+            logits=logits,
+            logprobs=logprobs,
+            overwritten=self._survival.stop(),
         )
 
     def partial_result(self) -> StepResult:
         """What this rank recorded of a step that broke on it or on another rank."""
         self._recorder.stop()
-        return StepResult(stage=self.stage, taps=self._recorder.latest)
+        return StepResult(
+            stage=self.stage, taps=self._recorder.latest, overwritten=self._survival.stop()
+        )
 
     def _hand_on(self, received: Any, output: Any) -> StepResult:
         """Send what the next stage needs, with the aux hidden states of the stages before."""
@@ -134,19 +154,13 @@ class Subject:
         output = relay.relay_aux_hidden_states(self.model, received, output)
         self._recorder.record_all(f"stage.{self.stage}.send", output.tensors)
         self._pp.send_tensor_dict(output.tensors, all_gather_group=self._tp)
-        return StepResult(stage=self.stage, taps=self._recorder.stop())
+        return StepResult(
+            stage=self.stage, taps=self._recorder.stop(), overwritten=self._survival.stop()
+        )
 
     def labels(self) -> dict[str, dist.ProcessGroup]:
         """This rank's process groups by name: "tp" moves tensors, "tp.cpu" objects, and so on."""
-        state = _parallel_state()
-        names = ("world", "tp", "pp", "dp", "ep", "dcp", "pcp", "eplb")
-        coordinators = {name: getattr(state, f"_{name.upper()}") for name in names}
-        groups = {}
-        for name, coordinator in coordinators.items():
-            if coordinator is not None:
-                groups[name] = coordinator.device_group
-                groups[f"{name}.cpu"] = coordinator.cpu_group
-        return groups
+        return group_labels()
 
     def _receive(self) -> Any:
         """The intermediate tensors of the stage before, or None on the first."""
@@ -205,28 +219,21 @@ def _model_config(tiny: TinyM3, dtype: torch.dtype) -> Any:
         )
 
 
-def _join_groups(ctx: RankContext) -> None:
-    """Make vLLM's groups over the process group that the world has already made."""
-    state = _parallel_state()
-    backend = dist.get_backend()
-    state.init_distributed_environment(
-        world_size=ctx.world_size,
-        rank=ctx.rank,
-        local_rank=int(os.environ.get("LOCAL_RANK", ctx.rank)),
-        backend=backend,
-    )
-    state.initialize_model_parallel(ctx.topology.tp, ctx.topology.pp, backend=backend)
-
-
-def _build(config: Any, weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> Any:
+def _build(
+    config: Any,
+    weights: Mapping[str, torch.Tensor],
+    dtype: torch.dtype,
+    numbering: Numbering | None,
+) -> tuple[Any, Loaded | None]:
     loader = importlib.import_module("vllm.model_executor.model_loader.utils")
     workspace = importlib.import_module("vllm.v1.worker.workspace")
     workspace.init_workspace_manager(torch.device("cpu"))
     with _default_dtype(dtype):
         model = overlay.model_class(config)(vllm_config=config)
+    loaded = trace(model, numbering) if numbering is not None else None
     model.load_weights(weights.items())
     loader.process_weights_after_loading(model, config.model_config, torch.device("cpu"))
-    return model.eval()
+    return model.eval(), loaded
 
 
 @contextmanager

@@ -2,30 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from properties.placement import Placement, shard_rows
 from properties.recogniser import recognise
 from properties.recogniser_case import Recognised
-from properties.recogniser_rows import near
 
-# (expected, found) to the likely cause. What is found where it is expected, is there too often.
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """What is wrong with a value, as a class of fault and in words."""
+
+    kind: str
+    """One of `KINDS`."""
+    text: str
+    """One line."""
+
+
+KINDS = (
+    "counted too often",
+    "reduction missing",
+    "gather missing",
+    "not sharded",
+    "part missing",
+    "scaled",
+    "rows lost",
+    "rows duplicated",
+    "rows swapped",
+    "rows mixed",
+    "padding leaked",
+    "not finite",
+    "stale",
+    "wrong group",
+    "wrong shape",
+    "wrong values",
+)
+"""The classes of fault that a value can show."""
+
+# (expected, found) to the class and the likely cause. What is found where it is expected, is
+# there too often.
 CAUSES = {
-    ("partial", "replicate"): "every rank of {axis} has {full} already: the sum counts it "
-    "{counted} times",
-    ("shard", "replicate"): "every rank of {axis} has {all}: it was never sharded, or gathered "
-    "too early",
-    ("replicate", "partial"): "looks like {found}: a reduction over {axis} is missing",
-    ("shard", "partial"): "looks like {found} of all tokens: a reduce-scatter is missing",
-    ("replicate", "shard"): "looks like {found}: a gather is missing",
-    ("partial", "shard"): "looks like {found}: a gather is missing",
-    ("replicate", "residual"): "is the residual and this rank's part of the layer's output: taken "
-    "before the reduction over {axis}",
+    ("partial", "replicate"): (
+        "counted too often",
+        "every rank of {axis} has {full} already: the sum counts it {counted} times",
+    ),
+    ("shard", "replicate"): (
+        "not sharded",
+        "every rank of {axis} has {all}: it was never sharded, or gathered too early",
+    ),
+    ("replicate", "partial"): (
+        "reduction missing",
+        "looks like {found}: a reduction over {axis} is missing",
+    ),
+    ("shard", "partial"): (
+        "reduction missing",
+        "looks like {found} of all tokens: a reduce-scatter is missing",
+    ),
+    ("replicate", "shard"): ("gather missing", "looks like {found}: a gather is missing"),
+    ("partial", "shard"): ("gather missing", "looks like {found}: a gather is missing"),
+    ("replicate", "unreduced"): (
+        "reduction missing",
+        "is {source} and this rank's part of the layer's output: taken before the reduction over "
+        "{axis}",
+    ),
 }
-ADDED_ON_EVERY_RANK = "has the residual {times} times: every rank of {axis} added it before the sum"
+OF_ROWS = {
+    "missing": "rows lost",
+    "duplicated": "rows duplicated",
+    "swapped": "rows swapped",
+    "mixed": "rows mixed",
+    "padding": "padding leaked",
+    "not finite": "not finite",
+    "stale": "stale",
+    "wrong group": "wrong group",
+    "shapes": "wrong shape",
+    "scaled": "scaled",
+}
 TOO_OFTEN = "is {times} x the full value: summed over {axis} once too often"
+ON_EVERY_RANK = "{found}: every rank of {axis} added it before the sum"
 
 
 def explain(
@@ -34,8 +91,22 @@ def explain(
     bound: float,
     placement: Placement,
     worst: int = 0,
-    base: torch.Tensor | None = None,
+    parts: Mapping[str, torch.Tensor] | None = None,
 ) -> str:
+    """`diagnose`, in words alone."""
+    return diagnose(local, truth, bound, placement, worst, parts).text
+
+
+def diagnose(
+    local: Sequence[torch.Tensor],
+    truth: torch.Tensor,
+    bound: float,
+    placement: Placement,
+    worst: int = 0,
+    parts: Mapping[str, torch.Tensor] | None = None,
+    earlier: Mapping[str, torch.Tensor] | None = None,
+    others: Mapping[str, torch.Tensor] | None = None,
+) -> Diagnosis:
     """What wrong values look like, if they look like something.
 
     Args:
@@ -44,44 +115,71 @@ def explain(
         bound: largest error that rounding can explain.
         placement: the placement expected, over the group's axis.
         worst: index of the rank to look at, where the value should be replicated.
-        base: what the value is made of beside a layer's output, float64 [T, ...], if known.
+        parts: what the full value is a sum of, by name, float64 [T, ...], as far as known.
+        earlier: full values of earlier taps, by name.
+        others: full values of other groups, by name.
     """
-    axis = placement.axis
-    found = recognise(local, truth, bound, axis=axis, expected=placement, rank=worst, base=base)
-    whole = placement.kind == "replicate" and local[worst].shape == truth.shape
-    if found.kind == "unknown" and base is not None and whole:
-        for count in range(2, len(local) + 1):
-            if near(local[worst], truth + (count - 1) * base, bound * count):
-                return ADDED_ON_EVERY_RANK.format(times=count, axis=axis)
+    found = recognise(
+        local,
+        truth,
+        bound,
+        axis=placement.axis,
+        expected=placement,
+        rank=worst,
+        parts=parts,
+        earlier=earlier,
+        others=others,
+    )
+    axis, ranks = placement.axis, len(local)
     if found.kind == placement.kind and found.times > 1:
-        return TOO_OFTEN.format(times=found.times, axis=axis)
+        text = TOO_OFTEN.format(times=found.times, axis=axis)
+        return Diagnosis(kind="counted too often", text=text)
     if cause := CAUSES.get((placement.kind, found.kind)):
+        kind, text = cause
         times = f"{found.times} x " if found.times > 1 else ""
-        return cause.format(
+        text = text.format(
             axis=axis,
             found=found.text,
+            source=found.source,
             full=f"{times}the full value" if times else "the full value",
             all=f"{times}all tokens",
-            counted=found.times * len(local),
+            counted=found.times * ranks,
         )
-    shape = _unfit_shape(local, truth, placement)
-    return _join(shape, found) if shape else found.text
+        return Diagnosis(kind=kind, text=text)
+    if found.kind == "counted":
+        return _of_a_part(found, axis, ranks)
+    kind, shape = _unfit_shape(local, truth, placement)
+    text = _join(shape, found) if shape else found.text
+    return Diagnosis(kind=kind or OF_ROWS.get(found.kind, "wrong values"), text=text)
 
 
-def _unfit_shape(local: Sequence[torch.Tensor], truth: torch.Tensor, placement: Placement) -> str:
-    """In what the shapes differ from the expected placement's; "" if they do not."""
+def _of_a_part(found: Recognised, axis: str, ranks: int) -> Diagnosis:
+    """A part of the sum that is there too often, not at all, or scaled."""
+    if found.factor == ranks and ranks > 1:
+        text = ON_EVERY_RANK.format(found=found.text, axis=axis)
+        return Diagnosis(kind="counted too often", text=text)
+    kind = "counted too often" if found.times > 1 else "part missing"
+    return Diagnosis(kind=kind if found.factor in (0, found.times) else "scaled", text=found.text)
+
+
+def _unfit_shape(
+    local: Sequence[torch.Tensor], truth: torch.Tensor, placement: Placement
+) -> tuple[str, str]:
+    """In what the shapes differ from the expected placement's, as a class and in words."""
     tokens, shapes = truth.shape[0], {tuple(value.shape) for value in local}
     if len(shapes) > 1:
-        return f"the ranks' shapes differ: {sorted(map(list, shapes))}"
+        return "wrong shape", f"the ranks' shapes differ: {sorted(map(list, shapes))}"
     shape, shard = tuple(local[0].shape), shard_rows(tokens, len(local))
     due = (shard if placement.kind == "shard" else tokens, *truth.shape[1:])
     if shape == due:
-        return ""
+        return "", ""
     if placement.kind != "shard":
         if shape == (shard, *truth.shape[1:]):
-            return f"looks like Shard(tokens, {placement.axis}): a gather is missing"
-        return f"has shape {list(shape)} instead of {list(truth.shape)}"
-    return f"every rank has shape {list(shape)} where a shard of {tokens} tokens has {shard} rows"
+            text = f"looks like Shard(tokens, {placement.axis}): a gather is missing"
+            return "gather missing", text
+        return "wrong shape", f"has shape {list(shape)} instead of {list(truth.shape)}"
+    text = f"every rank has shape {list(shape)} where a shard of {tokens} tokens has {shard} rows"
+    return "wrong shape", text
 
 
 def _join(shape: str, found: Recognised) -> str:

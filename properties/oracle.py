@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from properties.explain import explain
+from properties.explain import Diagnosis, diagnose
 from properties.placement import Placement, PlacementError
 from properties.recogniser_rows import deviation
 from sim import Topology
@@ -43,6 +43,8 @@ class TapVerdict:
     """Ranks and rows, when it is wrong."""
     why: str = ""
     """What the wrong value looks like, when it is wrong."""
+    kind: str = ""
+    """The class of fault, one of `explain.KINDS`, "ranks differ" or "not computed"."""
 
 
 def compare_taps(
@@ -50,7 +52,7 @@ def compare_taps(
     captured: Sequence[Mapping[str, Captured]],
     truth: Mapping[str, torch.Tensor],
     bounds: Mapping[str, float],
-    bases: Mapping[str, torch.Tensor] | None = None,
+    parts: Mapping[str, Mapping[str, torch.Tensor]] | None = None,
 ) -> list[TapVerdict]:
     """Compare every tap that the reference knows, in program order.
 
@@ -59,86 +61,106 @@ def compare_taps(
         captured: the taps of each rank, by rank, each in program order.
         truth: the reference's taps, float64 [T, ...], in program order.
         bounds: for each tap the largest error that rounding can explain.
-        bases: for taps that are a sum with a layer's output, the rest of the sum, [T, ...].
+        parts: what a tap's full value is a sum of, by tap and name, [T, ...], as far as known.
     """
     verdicts = []
+    earlier: dict[str, torch.Tensor] = {}
     for name, expected in truth.items():
         local = {rank: taps[name] for rank, taps in enumerate(captured) if name in taps}
-        base = (bases or {}).get(name)
-        verdicts.append(_compare(name, topology, local, expected, bounds[name], base))
+        question = _Question(
+            name=name,
+            topology=topology,
+            truth=expected,
+            bound=bounds[name],
+            parts=(parts or {}).get(name, {}),
+            earlier=earlier,
+        )
+        verdicts.append(_compare(question, local))
+        earlier = {**earlier, name: expected} if expected.is_floating_point() else earlier
     return verdicts
 
 
-def _compare(
-    name: str,
-    topology: Topology,
-    local: Mapping[int, Captured],
-    truth: torch.Tensor,
-    bound: float,
-    base: torch.Tensor | None,
-) -> TapVerdict:
+@dataclass(frozen=True, kw_only=True)
+class _Question:
+    """One tap's truth, and what helps to say what a wrong value is."""
+
+    name: str
+    topology: Topology
+    truth: torch.Tensor
+    bound: float
+    parts: Mapping[str, torch.Tensor]
+    earlier: Mapping[str, torch.Tensor]
+    """The full values of the taps before, in program order."""
+
+    def wrong(self, expected: str, where: str, why: Diagnosis, off: float) -> TapVerdict:
+        """The verdict on a wrong value."""
+        return TapVerdict(
+            name=self.name,
+            ok=False,
+            expected=expected,
+            max_abs_err=off,
+            bound=self.bound,
+            where=where,
+            why=why.text,
+            kind=why.kind,
+        )
+
+    def diagnose(
+        self, values: Sequence[torch.Tensor], placement: Placement, worst: int = 0
+    ) -> Diagnosis:
+        """What the wrong values of one group look like."""
+        # The latest first: a value that was not written since is most likely the last one.
+        alike = {n: t for n, t in reversed([*self.earlier.items()]) if t.shape == self.truth.shape}
+        return diagnose(
+            values,
+            self.truth,
+            self.bound,
+            placement,
+            worst=worst,
+            parts=self.parts,
+            earlier=alike,
+        )
+
+
+def _compare(asked: _Question, local: Mapping[int, Captured]) -> TapVerdict:
+    infinite, tokens = float("inf"), asked.truth.shape[0]
     if not local:
-        return TapVerdict(
-            name=name,
-            ok=False,
-            expected="on some rank",
-            max_abs_err=float("inf"),
-            bound=bound,
-            where="all ranks",
-            why="no rank has it: the module it is taken from did not run",
+        text = "no rank has it: the module it is taken from did not run"
+        return asked.wrong(
+            "on some rank", "all ranks", Diagnosis(kind="not computed", text=text), infinite
         )
-    declared = sorted({tap.declared for tap in local.values()})
     values = {rank: tap.value for rank, tap in local.items()}
-    infinite = float("inf")
+    declared = sorted({tap.declared for tap in local.values()})
     if len(declared) > 1:
-        return TapVerdict(
-            name=name,
-            ok=False,
-            expected=" or ".join(str(Placement.parse(text)) for text in declared),
-            max_abs_err=infinite,
-            bound=bound,
-            where=f"ranks {sorted(local)}",
-            why="the ranks declare different placements",
-        )
+        expected = " or ".join(str(Placement.parse(text)) for text in declared)
+        why = Diagnosis(kind="ranks differ", text="the ranks declare different placements")
+        return asked.wrong(expected, f"ranks {sorted(local)}", why, infinite)
     placement = Placement.parse(declared[0])
-    axis = placement.axis
     try:
-        full = placement.full_values(topology, values, truth.shape[0])
+        full = placement.full_values(asked.topology, values, tokens)
     except PlacementError as error:
-        parts = _badly_placed(placement, topology, values, truth.shape[0])
-        return TapVerdict(
-            name=name,
-            ok=False,
-            expected=str(placement),
-            max_abs_err=infinite,
-            bound=bound,
-            where=f"ranks {sorted(values)}",
-            why=explain(parts, truth, bound, placement) if parts else str(error),
-        )
+        parts = _badly_placed(placement, asked.topology, values, tokens)
+        missing = Diagnosis(kind="ranks differ", text=str(error))
+        why = asked.diagnose(parts, placement) if parts else missing
+        return asked.wrong(str(placement), f"ranks {sorted(values)}", why, infinite)
     worst_ranks, worst = max(
-        ((ranks, _deviation(value, truth)) for ranks, value in full.items()),
+        ((ranks, _deviation(value, asked.truth)) for ranks, value in full.items()),
         key=lambda pair: pair[1],
     )
-    if worst <= bound:
+    if worst <= asked.bound:
         return TapVerdict(
-            name=name, ok=True, expected=str(placement), max_abs_err=worst, bound=bound
+            name=asked.name,
+            ok=True,
+            expected=str(placement),
+            max_abs_err=worst,
+            bound=asked.bound,
         )
-    group = [r for r in topology.group_of(worst_ranks[0], axis) if r in values]
-    return TapVerdict(
-        name=name,
-        ok=False,
-        expected=str(placement),
-        max_abs_err=worst,
-        bound=bound,
-        where=_where(placement, worst_ranks, full[worst_ranks], truth, bound),
-        why=explain(
-            [values[rank] for rank in group],
-            truth,
-            bound,
-            placement,
-            worst=group.index(worst_ranks[0]),
-            base=base,
-        ),
+    group = [r for r in asked.topology.group_of(worst_ranks[0], placement.axis) if r in values]
+    return asked.wrong(
+        str(placement),
+        _where(placement, worst_ranks, full[worst_ranks], asked.truth, asked.bound),
+        asked.diagnose([values[rank] for rank in group], placement, group.index(worst_ranks[0])),
+        worst,
     )
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from properties.placement import Placement, PlacementError
 from properties.recogniser_case import Case, Recognised
+from properties.recogniser_parts import counted, mixed, unreduced
 from properties.recogniser_rows import (
     RowFault,
     deviation,
@@ -39,7 +40,7 @@ def recognise(
     others: Mapping[str, Tensor] | None = None,
     expected: Placement | None = None,
     rank: int | None = None,
-    base: Tensor | None = None,
+    parts: Mapping[str, Tensor] | None = None,
 ) -> Recognised:
     """Say which placement the local values of one group hold, or what is wrong with them.
 
@@ -56,7 +57,7 @@ def recognise(
             read as its rows.
         rank: position of the rank to look at where each should have the full value; by default,
             and where that one is right, the first one that is wrong.
-        base: what the value is made of beside a layer's output, float64 [T, ...], if known.
+        parts: what the full value is a sum of, by name, float64 [T, ...], as far as it is known.
 
     Raises:
         PlacementError: no ranks, no token dimension, or an expected placement over another axis.
@@ -88,14 +89,15 @@ def recognise(
         if off <= bound:
             return case.placed(case.first, 1, off)
     past = {name: value[:tokens] for name, value in (earlier or {}).items()}
+    summed = {name: part[:tokens].double() for name, part in (parts or {}).items()}
     return (
-        _of_full_shape(case, rank, None if base is None else base[:tokens].double())
+        _of_full_shape(case, rank, summed)
         or case.match()
-        or _wrong(case, rank, past, others or {})
+        or _wrong(case, rank, past, others or {}, summed)
     )
 
 
-def _of_full_shape(case: Case, rank: int | None, base: Tensor | None) -> Recognised | None:
+def _of_full_shape(case: Case, rank: int | None, parts: Mapping[str, Tensor]) -> Recognised | None:
     """What comes before the other placements where each rank's shape is the full value's."""
     value = case.read(case.first, case.truth) if case.first in ("replicate", "shard") else None
     if value is None or case.size == 1 or not case.full_shaped:
@@ -105,14 +107,7 @@ def _of_full_shape(case: Case, rank: int | None, base: Tensor | None) -> Recogni
     # Zeros beside a right value would make a sum as well, but not one that code makes.
     if found := dropped(value, case.truth, case.bound):
         return case.fault(found, case.first, deviation(value, case.truth))
-    if base is None or case.first != "replicate":
-        return None
-    total = torch.stack([*case.local]).double().sum(0) - (case.size - 1) * base
-    off = deviation(total, case.truth)
-    if off > case.bound * case.size:
-        return None
-    text = f"the residual and each rank's part of a sum over {case.axis}"
-    return Recognised(kind="residual", axis=case.axis, text=text, placement="partial", off=off)
+    return unreduced(case, parts) if case.first == "replicate" else None
 
 
 def _wrong(
@@ -120,6 +115,7 @@ def _wrong(
     rank: int | None,
     earlier: Mapping[str, Tensor],
     others: Mapping[str, Tensor],
+    parts: Mapping[str, Tensor],
 ) -> Recognised:
     """What values are that are no placement of the full value."""
     truth, bound = case.truth, case.bound
@@ -139,12 +135,18 @@ def _wrong(
             if near(value, truth * times, bound * times):
                 found = case.placed(placement, times, deviation(value, truth * times))
                 return replace(found, ranks=case.wrong_ranks(placement, range(len(truth))))
+        for times in range(2, case.size + 1):
             if multiple := case.match(times=times):
                 return multiple
     if lost := dropped(value, truth, bound):
         return case.fault(lost, placement, off)
+    # What is known of this value comes before a likeness to another.
+    if summed := counted(case, placement, value, parts):
+        return summed
     if whole := _elsewhere(case, earlier, others):
         return whole
+    if summed := mixed(case, placement, value, parts):
+        return summed
     if held := moved(value, truth, bound, earlier, others):
         return case.fault(held, placement, off)
     return _unknown(case, placement, value)

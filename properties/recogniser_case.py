@@ -21,15 +21,18 @@ class Recognised:
     """What the local values of one group are."""
 
     kind: str
-    """One of `ORDER`; or "residual" (taken before the reduction), "not finite", "stale", "wrong
-    group", "missing", "duplicated", "swapped" or "padding" (rows), "shapes", "unknown"."""
+    """One of `ORDER`; or "unreduced" (taken before the reduction), "not finite", "stale", "wrong
+    group", "missing", "duplicated", "swapped" or "padding" (rows), "counted" (a part of the sum,
+    `factor` times), "mixed" (a part of other rows), "scaled", "shapes", "unknown"."""
     axis: str
     text: str
     """In words, one line."""
     placement: str = ""
     """The one of `ORDER` as which the values were read, or "" where none fits their shapes."""
     times: int = 1
-    """How many times the full value it is."""
+    """How many times the full value it is, or has the part."""
+    factor: float = 1.0
+    """The same where it need not be a whole number."""
     rows: tuple[int, ...] = ()
     """The rows that are wrong: of the full value, or of the local one where it has more rows."""
     origins: tuple[int, ...] = ()
@@ -37,7 +40,7 @@ class Recognised:
     ranks: tuple[int, ...] = ()
     """Positions in the group of the ranks that are wrong."""
     source: str = ""
-    """The earlier tap or the other group whose values they are."""
+    """The earlier tap or the other group whose values they are, or the part that is counted."""
     off: float = 0.0
     """Largest absolute deviation from what is named; 0.0 is exact. For "unknown" and wrong rows
     the deviation of the best guess, `placement` and `times`, from the full value."""

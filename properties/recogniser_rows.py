@@ -89,14 +89,14 @@ def moved(
         lost = len(padding)
         text = f"rows {padding} are padding inside: the last {lost} rows were pushed out"
         return RowFault(kind="padding", text=text, rows=tuple(padding))
-    if origins := _origins(value, wrong, truth, bound):
+    if origins := origins_of(value, wrong, truth, bound):
         kind = "swapped" if sorted(origins) == wrong else "duplicated"
         text = f"rows {wrong} hold the values of rows {origins}"
         return RowFault(kind=kind, text=text, rows=(*wrong,), origins=(*origins,))
     for name, other in others.items():
         if other.shape[1:] != truth.shape[1:]:
             continue
-        if origins := _origins(value, wrong, other.double(), bound):
+        if origins := origins_of(value, wrong, other.double(), bound):
             text = f"rows {wrong} hold the values of rows {origins} of {name}: the wrong group"
             return RowFault(
                 kind="wrong group", text=text, rows=(*wrong,), origins=(*origins,), source=name
@@ -116,7 +116,7 @@ def miscounted(value: Tensor, truth: Tensor, bound: float) -> RowFault | None:
     extra = _besides(value, truth, bound)
     if extra is None:
         return None
-    if origins := _origins(value, extra, truth, bound):
+    if origins := origins_of(value, extra, truth, bound):
         text = f"rows {extra} repeat rows {origins}"
         return RowFault(kind="duplicated", text=text, rows=(*extra,), origins=(*origins,))
     at_end = extra[0] == truth.shape[0]
@@ -150,7 +150,7 @@ def _shifted(value: Tensor, truth: Tensor, bound: float) -> list[int]:
     return [] if any(_alike(value[row], truth, bound) for row in extra) else extra
 
 
-def _origins(value: Tensor, rows: list[int], truth: Tensor, bound: float) -> list[int]:
+def origins_of(value: Tensor, rows: list[int], truth: Tensor, bound: float) -> list[int]:
     """For each of these rows the only row of the truth it equals; [] if one has none such."""
     origins: list[int] = []
     for row in rows:

@@ -18,3 +18,7 @@ class Verdict:
     """Tap, ranks and rows, when something is wrong."""
     why: str = ""
     """The likely cause, when something is wrong."""
+    kind: str = ""
+    """The class of fault, in a few fixed words such as "counted too often", when it is wrong."""
+    at: str = ""
+    """The tap, module or operation where it shows, and nothing else, when it is wrong."""

@@ -5,4 +5,7 @@ truth), ``model`` (vLLM's MiniMax-M3 on CPU) and ``properties`` (the checks). It
 purpose: importing it must load neither torch nor vLLM.
 """
 
+from rankfold.declare import replicated
+
+__all__ = ["replicated"]
 __version__ = "0.1.0"

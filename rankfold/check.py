@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 import torch
 
 from model import overlay
 from model.batch import Batch
 from model.subject import check, prepare
-from properties import compare_taps, same_across_ranks, same_across_stages
 from rankfold import report, verdicts
 from rankfold.errors import UsageError
+from rankfold.judge import Related, judge
 from rankfold.options import Options
-from rankfold.run import Progress, full_checkpoint, run_step
+from rankfold.relate import RELATIONS, possible, relate
+from rankfold.rig import Rig
+from rankfold.run import Progress
 from rankfold.truth import truth_of
+from sim import Schedule
 
-__all__ = ["Options", "run_check"]
+__all__ = ["Options", "check_step", "run_check"]
 
 
 def run_check(options: Options, progress: Progress) -> report.Report:
-    """Run the subject and the reference, and compare.
+    """Run the subject and the reference on a random batch, and compare.
 
     Args:
         options: what to check.
@@ -29,6 +35,33 @@ def run_check(options: Options, progress: Progress) -> report.Report:
     Raises:
         UsageError, ShapeError, TopologyError: the input makes no sense.
         SimError: the ranks broke while the model was built. A step that breaks is in the report.
+    """
+    batch = Batch.random(options.tokens, options.tiny.vocab_size, options.seed, options.sequences)
+    fitting = [n for n in RELATIONS if possible(n, batch.tokens, len(batch.seq_lens))]
+    return check_step(options, batch, progress, relations=fitting)
+
+
+def check_step(
+    options: Options,
+    batch: Batch,
+    progress: Progress,
+    *,
+    schedule: Schedule | None = None,
+    relations: Sequence[str] = (),
+    under: AbstractContextManager[None] | None = None,
+) -> report.Report:
+    """Run one step with all checks.
+
+    Args:
+        options: the model and its topology.
+        batch: the step's input.
+        progress: told what is being done.
+        schedule: of the ranks and messages; the plain one by default.
+        relations: metamorphic relations to check beside the step, by name.
+        under: a fault to switch on once vLLM is imported.
+
+    Raises:
+        As `run_check`.
     """
     started = time.perf_counter()
     # Ranks take turns, so one rank's math threads would only get in the way of the next one's.
@@ -41,27 +74,17 @@ def run_check(options: Options, progress: Progress) -> report.Report:
         raise UsageError(
             "--sp off: the installed vLLM has sequence parallelism of its own; use auto"
         )
-    weights = full_checkpoint(options)
-    batch = Batch.random(options.tokens, options.tiny.vocab_size, options.seed, options.sequences)
-
-    outcome = run_step(options, options.topology, weights, batch, progress)
-    progress("computing the reference in float64")
-    truth = truth_of(options, weights, batch, outcome)
-    ran = truth.taps
-    if outcome.broke is not None:
-        ran = {name: value for name, value in ran.items() if outcome.recorded_whole(name)}
-    taps = compare_taps(options.topology, outcome.captured, ran, truth.bounds, truth.bases)
-    checks = [verdicts.oracle(taps), verdicts.routing(truth)]
-    checks.append(verdicts.sequence_parallel(options, outcome))
-    against = None
-    if outcome.broke is not None:
-        checks.append(verdicts.broken(outcome.broke))
-    else:
-        checks.append(same_across_ranks(options.topology, outcome.captured))
-        checks.append(same_across_stages(options.topology, outcome.captured))
-        checks.append(verdicts.agreement(outcome.ledger))
-        if options.against is not None:
-            other = run_step(options, options.against, weights, batch, progress)
+    with under or nullcontext(), Rig() as rig:
+        outcome = rig.step(options, batch, progress, schedule)
+        progress("computing the reference in float64")
+        truth = truth_of(options, rig.weights(options), batch, outcome)
+        related = []
+        if outcome.broke is None:
+            related = [_related(rig, options, batch, name, progress) for name in relations]
+        judged = judge(options, outcome, truth, related=related)
+        checks, against = judged.checks, None
+        if outcome.broke is None and options.against is not None:
+            other = rig.step(replace(options, topology=options.against), batch, progress)
             if other.broke is not None:
                 raise other.broke
             verdict, against = verdicts.against(outcome, other, truth.bounds["logprobs"])
@@ -69,12 +92,12 @@ def run_check(options: Options, progress: Progress) -> report.Report:
     return report.Report(
         topology=options.topology.word,
         ranks=options.topology.world_size,
-        tokens=options.tokens,
+        tokens=batch.tokens,
         seed=options.seed,
         transport="folded",
         subject=report.Subject(**outcome.facts),  # type: ignore[arg-type]
         checks=checks,
-        taps=taps,
+        taps=judged.taps,
         ledger=verdicts.traffic(outcome.ledger),
         seconds=round(time.perf_counter() - started, 3),
         against=against,
@@ -84,3 +107,14 @@ def run_check(options: Options, progress: Progress) -> report.Report:
         sequences=options.sequences,
         aux=list(options.aux),
     )
+
+
+def _related(rig: Rig, options: Options, batch: Batch, name: str, progress: Progress) -> Related:
+    """The steps of a relation's batches, with their bounds."""
+    relation = relate(name, batch, options.tiny.vocab_size)
+    outcomes = [rig.step(options, derived, progress) for derived in relation.derived]
+    bounds = [
+        truth_of(options, rig.weights(options), derived, outcome).bounds
+        for derived, outcome in zip(relation.derived, outcomes, strict=True)
+    ]
+    return Related(relation=relation, outcomes=outcomes, bounds=bounds)

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+from rankfold.commands import hunt as hunting
+from rankfold.commands.refuse import refuse
 from rankfold.errors import BAD_USAGE, BROKE, FAILS, HOLDS, INTERRUPTED
 
 
@@ -68,12 +70,20 @@ def _parser() -> _Parser:
     script = commands.add_parser(
         "run",
         help="run any torch.distributed script on folded ranks, under the sanitizer",
-        usage="rankfold run SCRIPT [--world TOPOLOGY] [--allow RULE SITE REASON] [--json] "
-        "[-- ARGUMENTS OF THE SCRIPT]",
+        usage="rankfold run SCRIPT [--world TOPOLOGY] [--replicated NAME[@WHERE]] "
+        "[--allow RULE SITE REASON] [--json] [-- ARGUMENTS OF THE SCRIPT]",
         epilog="exit codes: 0 no findings, 1 findings, 2 bad usage, 3 the run itself broke",
     )
     script.add_argument("script", help="a Python file that uses torch.distributed")
     script.add_argument("--world", default="tp4", help="topology, such as tp4 (default): 4 ranks")
+    script.add_argument(
+        "--replicated",
+        action="append",
+        default=[],
+        metavar="NAME[@WHERE]",
+        help="a variable of the script, or FUNCTION.NAME, that must be the same on all ranks at "
+        "the end; WHERE is an axis, such as @tp, or ranks, such as @0,1",
+    )
     script.add_argument(
         "--allow",
         action="append",
@@ -84,6 +94,7 @@ def _parser() -> _Parser:
     )
     script.add_argument("--json", action="store_true", help="print the report as JSON")
     script.set_defaults(command=_run)
+    hunting.add(commands)
     bench = commands.add_parser("bench", help="measure the folded runtime")
     bench.add_argument("--json", action="store_true", help="print the figures as JSON")
     bench.set_defaults(command=_bench)
@@ -130,7 +141,7 @@ def _check(arguments: argparse.Namespace) -> int:
         print(f"rankfold check: the run broke: {error}", file=sys.stderr)
         return BROKE
     except (ValueError, ImportError) as error:
-        return _refuse("check", error)
+        return refuse("check", error)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -153,11 +164,12 @@ def _run(arguments: argparse.Namespace) -> int:
             topology=Topology.parse(arguments.world),
             arguments=arguments.rest,
             allow=allow,
+            replicated=arguments.replicated,
             quiet=arguments.json,
         )
         report = run_script(options)
     except ValueError as error:
-        return _refuse("run", error)
+        return refuse("run", error)
     if arguments.json:
         print(json.dumps(report.to_json(), indent=2))
     else:
@@ -176,25 +188,6 @@ def _ids(text: str) -> tuple[int, ...]:
         return tuple(sorted({int(part) for part in text.split(",") if part.strip()}))
     except ValueError:
         raise UsageError(f"--aux {text!r}: use numbers between commas, such as 1,3") from None
-
-
-def _refuse(command: str, error: Exception) -> int:
-    """One line for bad input; anything else is a bug of ours and keeps its traceback."""
-    from model.tiny import ShapeError
-    from rankfold.errors import UsageError
-    from sim import TopologyError
-
-    if isinstance(error, UsageError | ShapeError | TopologyError):
-        print(f"rankfold {command}: {error}", file=sys.stderr)
-        return BAD_USAGE
-    if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] == "vllm":
-        print(
-            f"rankfold {command}: vLLM is not installed here; run `make setup`, or set "
-            "RANKFOLD_PYTHON to a Python that has it",
-            file=sys.stderr,
-        )
-        return BAD_USAGE
-    raise error
 
 
 def _bench(arguments: argparse.Namespace) -> int:

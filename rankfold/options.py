@@ -82,6 +82,21 @@ class Options:
         return TinyM3(layers=self.layers)
 
     @property
+    def weights_key(self) -> tuple[object, ...]:
+        """What the full checkpoint depends on."""
+        return (self.tiny, self.seed, self.dtype, self.expert_dtype if self.mega else "")
+
+    @property
+    def model_key(self) -> tuple[object, ...]:
+        """What a built model depends on, beside the topology."""
+        return (*self.weights_key, self.moe_backend, self.sp)
+
+    @property
+    def layout_key(self) -> tuple[object, ...]:
+        """What of the model decides which rank has which parameter, beside the topology."""
+        return (self.tiny, self.expert_dtype if self.mega else "", self.moe_backend, self.sp)
+
+    @property
     def torch_dtype(self) -> torch.dtype:
         """The dtype of weights and activations."""
         return DTYPES[self.dtype]

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from properties import TapVerdict, Verdict
+from rankfold.headline import headline
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,12 +83,16 @@ class Report:
         return all(check.ok for check in self.checks)
 
     @property
+    def first(self) -> Verdict | None:
+        """The failed check to read first: what it is about comes first in the program."""
+        return headline(self.checks, self.taps)
+
+    @property
     def headline(self) -> str:
         """The verdict in one line: the first violated tap in program order, if there is one."""
-        failed = [check for check in self.checks if not check.ok]
-        if not failed:
+        first = self.first
+        if first is None:
             return f"{self.topology} holds"
-        first = failed[0]
         return f"{self.topology} fails: {first.what} ({first.where}): {first.why}"
 
     def to_json(self) -> dict[str, Any]:

@@ -11,9 +11,12 @@ from model.batch import Batch
 from model.checkpoint import checkpoint
 from model.facts import facts
 from model.megamoe.tiny import MegaTinyM3, quantise_experts
+from model.provenance import Numbering
 from model.rank_state import RANK_LOCAL
 from model.subject import StepResult, Subject
 from model.taps import Captured
+from properties import Verdict
+from properties.sanitizer import Finding
 from rankfold.options import Options
 from sim import Ledger, Observer, RankContext, SimError, Topology, World, label_group
 
@@ -35,6 +38,10 @@ class Outcome:
     facts: Mapping[str, object]
     broke: SimError | None = None
     """Why the step did not come to its end; the taps are what was recorded until then."""
+    findings: Sequence[Finding] = ()
+    """What the sanitizer found in the step."""
+    parameters: Verdict | None = None
+    """Whether the model's parameters were loaded where they belong; None if nobody looked."""
 
     @property
     def captured(self) -> list[Mapping[str, Captured]]:
@@ -96,8 +103,16 @@ def run_step(
         )
 
 
-def build(ctx: RankContext, options: Options, weights: Mapping[str, torch.Tensor]) -> Subject:
-    """Build this rank's subject and name its groups for reports."""
+def build(
+    ctx: RankContext,
+    options: Options,
+    weights: Mapping[str, torch.Tensor],
+    numbering: Numbering | None = None,
+) -> Subject:
+    """Build this rank's subject and name its groups for reports.
+
+    numbering: of the weights, to find out which of them are loaded where.
+    """
     subject = Subject(
         ctx,
         options.tiny,
@@ -106,6 +121,7 @@ def build(ctx: RankContext, options: Options, weights: Mapping[str, torch.Tensor
         moe_backend=options.moe_backend,
         sequence_parallel=options.sp == "auto",
         aux=options.aux,
+        numbering=numbering,
     )
     for label, group in subject.labels().items():
         label_group(group, label)

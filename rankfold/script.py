@@ -17,8 +17,11 @@ from rich.console import Console
 from rich.text import Text
 
 from properties.sanitizer import Allow, AllowError, Finding, Sanitizer
+from rankfold.ddp import waiting_in_python
+from rankfold.declared import PLUMBING, declarations
 from rankfold.errors import UsageError
 from rankfold.report import Traffic
+from rankfold.variables import Declared, Variables
 from rankfold.verdicts import traffic
 from sim import RankContext, RankLocal, RankSlot, SimError, Topology, World
 
@@ -32,6 +35,8 @@ class ScriptOptions:
     arguments: Sequence[str] = ()
     """The script's own, `sys.argv[1:]`."""
     allow: Sequence[Allow] = ()
+    replicated: Sequence[str] = ()
+    """Variables that must be the same on all ranks, as on the command line."""
     quiet: bool = False
     """Whether what the ranks print goes to standard error."""
 
@@ -45,6 +50,10 @@ class ScriptReport:
     findings: list[Finding]
     ledger: Traffic
     seconds: float
+    looked_at: dict[str, int]
+    """How many operations and values were judged, by kind."""
+    not_judged: list[str]
+    """Declared values that could not be compared, each in a line."""
     broke: SimError | None = None
     """Why the run did not come to its end, if it did not."""
 
@@ -60,6 +69,8 @@ class ScriptReport:
             "topology": self.topology,
             "ranks": self.ranks,
             "findings": [finding.to_json() for finding in self.findings],
+            "looked_at": self.looked_at,
+            "not_judged": self.not_judged,
             "ledger": asdict(self.ledger),
             "seconds": self.seconds,
         }
@@ -73,37 +84,43 @@ def run_script(options: ScriptOptions) -> ScriptReport:
     (RANK, WORLD_SIZE, ...). Modules that it imports are shared by the ranks.
 
     Raises:
-        UsageError: there is no such file, or it is no Python.
+        UsageError: there is no such file, it is no Python, or it lacks a declared variable.
     """
     started = time.perf_counter()
     torch.set_num_threads(1)
     code = _compiled(options.script)
     path, argv = str(options.script), [str(options.script), *options.arguments]
     try:
-        sanitizer = Sanitizer(options.allow)
+        sanitizer = Sanitizer(options.allow, topology=options.topology)
     except AllowError as error:
         raise UsageError(str(error)) from None
+
+    declared = tuple(Declared.parse(text, options.topology) for text in options.replicated)
+    variables = Variables(path, declared, options.topology)
 
     def program(context: RankContext) -> None:
         main = ModuleType("__main__")
         main.__file__ = path
         sys.modules["__main__"] = main
+        ended = False
+        variables.watch(context.rank)
         try:
-            exec(code, vars(main))
-        except SystemExit as end:
-            if end.code not in (None, 0):
-                ended = RuntimeError(f"the script ended with sys.exit({end.code!r})")
-                raise ended.with_traceback(end.__traceback__) from end
+            _execute(code, main)
+            ended = True
+        finally:
+            variables.end(context.rank, code, vars(main), sanitizer if ended else None)
 
     broke = None
     where = contextlib.redirect_stdout(sys.stderr) if options.quiet else contextlib.nullcontext()
     with (
         where,
         _import_from(options.script.parent),
+        declarations(sanitizer, options.topology),
+        waiting_in_python(),
         World(
             options.topology,
             rank_local=_rank_local(argv),
-            plumbing=(__file__,),
+            plumbing=PLUMBING,
             observers=[sanitizer],
             init=False,
         ) as world,
@@ -112,12 +129,16 @@ def run_script(options: ScriptOptions) -> ScriptReport:
             world.run(program)
         except SimError as error:
             broke = error
+    if broke is None:
+        variables.check()
     return ScriptReport(
         topology=options.topology.word,
         ranks=options.topology.world_size,
         findings=sanitizer.findings,
         ledger=traffic(world.ledger),
         seconds=round(time.perf_counter() - started, 3),
+        looked_at=sanitizer.looked_at,
+        not_judged=sanitizer.not_judged,
         broke=broke,
     )
 
@@ -134,6 +155,10 @@ def render_script(report: ScriptReport, console: Console) -> None:
     for op, of_op in report.ledger.by_op.items():
         for group, part in of_op.groups.items():
             console.print(Text(f"ledger {op} on {group}: {part['count']}, {part['bytes']:,} bytes"))
+    looked = ", ".join(f"{kind} {count:,}" for kind, count in report.looked_at.items() if count)
+    console.print(Text(f"judged {looked or 'nothing'}"))
+    for line in report.not_judged:
+        console.print(Text(f"not judged: {line}"))
     wrong = sum(finding.allowed is None for finding in report.findings)
     said = f"{wrong} finding{'' if wrong == 1 else 's'}" if wrong else "no findings"
     if report.broke is not None:
@@ -142,6 +167,16 @@ def render_script(report: ScriptReport, console: Console) -> None:
     line = f"{report.topology}: {report.ranks} folded ranks, {count} operations: {said}"
     style = "bold green" if report.ok else "bold red"
     console.print(Text(f"{line}  ({report.seconds:.1f} s)", style))
+
+
+def _execute(code: CodeType, main: ModuleType) -> None:
+    """Run the script as its rank's main module; it may exit, with success."""
+    try:
+        exec(code, vars(main))
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            ended = RuntimeError(f"the script ended with sys.exit({end.code!r})")
+            raise ended.with_traceback(end.__traceback__) from end
 
 
 def _compiled(script: Path) -> CodeType:

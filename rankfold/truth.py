@@ -16,6 +16,7 @@ from rankfold.options import Options
 from rankfold.run import Outcome
 
 V = TypeVar("V")
+Parts = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +27,8 @@ class Truth:
     """float64 [T, ...]."""
     bounds: dict[str, float]
     """Largest deviation that rounding can explain."""
-    bases: dict[str, torch.Tensor]
-    """For taps that are a residual and a layer's output: the residual."""
+    parts: dict[str, Parts]
+    """For taps that are sums: the parts, by name."""
     routing_rejected: tuple[tuple[int, int], ...]
     """(layer, token) that the run routed to experts that are not the best."""
 
@@ -36,40 +37,79 @@ def truth_of(
     options: Options, weights: Mapping[str, torch.Tensor], batch: Batch, outcome: Outcome
 ) -> Truth:
     """Run the reference on the outcome's batch, following its routing where that is legal."""
+    routing = routing_of(options, batch, outcome)
+    ranks = outcome.topology.tp
+    return truth_from(
+        options, outcome, reference_of(options, weights, batch, ranks, routing=routing)
+    )
+
+
+def reference_of(
+    options: Options,
+    weights: Mapping[str, torch.Tensor],
+    batch: Batch,
+    ranks: int,
+    routing: Mapping[int, torch.Tensor] | None = None,
+) -> reference.Bounds:
+    """The reference's run of a batch, with its bounds.
+
+    Args:
+        options: the model and its dtype.
+        ranks: how many ranks' partial sums an all-reduce adds: the TP degree.
+        routing: MoE layer -> experts that a run chose, [T, K].
+    """
     config = reference.M3Config.from_hf(options.tiny.text_config())
     plain = dequantise_experts(weights)
-    bounds = reference.bounds(
+    return reference.bounds(
         config,
         reference.as_float64(config, {n.removeprefix("model."): w for n, w in plain.items()}),
         reference.Batch(
             token_ids=batch.token_ids, positions=batch.positions, seq_lens=batch.seq_lens
         ),
         dtype=options.torch_dtype,
-        ranks=outcome.topology.tp,
-        routing=_routing(options, batch, outcome),
+        ranks=ranks,
+        routing=routing,
         mxfp8_experts=options.mega and options.expert_dtype == "mxfp8",
     )
+
+
+def truth_from(options: Options, outcome: Outcome, bounds: reference.Bounds) -> Truth:
+    """The truth of an outcome from the reference's run of its batch."""
     return Truth(
         taps=_in_program_order(options, outcome, bounds.result.taps),
         bounds=_in_program_order(options, outcome, bounds.taps),
-        bases=_bases(options, bounds.result.taps),
+        parts=_parts(options, bounds.result),
         routing_rejected=tuple(bounds.result.routing_rejected),
     )
 
 
-def _bases(options: Options, taps: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The stream before a part of a layer was added to it, for each tap that is such a sum."""
-    bases, stream = {}, taps["embed"]
+def _parts(options: Options, result: reference.Result) -> dict[str, Parts]:
+    """What taps are sums of: the stream before a part of a layer, and that part's output."""
+    parts: dict[str, Parts] = {}
+    taps, inner = result.taps, result.parts
+    stream = taps["embed"]
     for layer in range(len(options.layers)):
-        bases[f"layers.{layer}.residual"] = stream
-        bases[f"layers.{layer}.stream"] = taps[f"layers.{layer}.residual"]
-        stream = taps[f"layers.{layer}.stream"]
+        name = f"layers.{layer}"
+        attention, residual = taps[f"{name}.attn"], taps[f"{name}.residual"]
+        ffn = taps[f"{name}.ffn"]
+        parts[f"{name}.residual"] = {"the residual": stream, "attention's output": attention}
+        # Whoever adds the residual too early puts it into the layer's output.
+        parts[f"{name}.attn"] = {"the residual": stream}
+        parts[f"{name}.ffn"] = {"the residual": residual}
+        if layer in options.tiny.moe_layers:
+            experts = {
+                "the shared expert's output": inner[f"{name}.shared"],
+                "the routed experts' output": inner[f"{name}.routed"],
+            }
+            parts[f"{name}.ffn"] = {**experts, **parts[f"{name}.ffn"]}
+        parts[f"{name}.stream"] = {"the residual": residual, "the FFN's output": ffn}
+        stream = taps[f"{name}.stream"]
     for aux_id in filter(None, options.aux):
-        bases[f"aux.{aux_id}"] = taps[f"layers.{aux_id - 1}.residual"]
-    return bases
+        parts[f"aux.{aux_id}"] = parts[f"layers.{aux_id - 1}.stream"]
+    return parts
 
 
-def _routing(options: Options, batch: Batch, outcome: Outcome) -> dict[int, torch.Tensor]:
+def routing_of(options: Options, batch: Batch, outcome: Outcome) -> dict[int, torch.Tensor]:
     """The experts that the run chose, [T, K] for each MoE layer that has them whole."""
     routing = {}
     for layer in options.tiny.moe_layers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from properties import TapVerdict, Verdict
+from properties.sanitizer import Finding
 from rankfold import report
 from rankfold.options import Options
 from rankfold.run import Outcome
@@ -21,6 +22,8 @@ def broken(error: SimError) -> Verdict:
         what=f"the step broke: {headline}",
         where="; ".join(line.strip() for line in ranks),
         why="see the first wrong tap, if there is one: it may be the cause",
+        kind=error.kind,
+        at=first_site(error),
     )
 
 
@@ -36,6 +39,8 @@ def sequence_parallel(options: Options, outcome: Outcome) -> Verdict:
         what=f"is {'on' if found else 'off'}, and has to be {'on' if wanted else 'off'}",
         where=where,
         why="it is on for EP, TP > 1 and MegaMoE, at every number of stages",
+        kind="sequence parallelism",
+        at="layers.0",
     )
 
 
@@ -56,6 +61,8 @@ def oracle(taps: Sequence[TapVerdict]) -> Verdict:
         what=f"{first.name} is off by {first.max_abs_err:.3g} (bound {first.bound:.2g})",
         where=f"{first.name}, expected {first.expected}; {first.where}",
         why=first.why + follows,
+        kind=first.kind,
+        at=first.name,
     )
 
 
@@ -71,6 +78,35 @@ def routing(truth: Truth) -> Verdict:
         what=f"{len(rejected)} tokens were routed to experts that are not the best",
         where=f"layers.{layer}.experts_chosen, token {token}",
         why="the choice differs by more than rounding can explain: wrong router input, bias or ids",
+        kind="wrong experts",
+        at=f"layers.{layer}.experts_chosen",
+    )
+
+
+def first_site(error: SimError) -> str:
+    """The operation and source line of the first rank that an error reports, if it has one."""
+    for rank in error.ranks:
+        if rank.operation or rank.site:
+            return f"{rank.operation} at {rank.site}".strip()
+    return ""
+
+
+def sanitizer(findings: Sequence[Finding]) -> Verdict:
+    """The first wrong operation, as seen from the operands alone."""
+    found = [finding for finding in findings if finding.allowed is None]
+    name = "sanitizer"
+    if not found:
+        return Verdict(name=name, ok=True, what="no operation is wrong by its operands")
+    first, rest = found[0], len(found) - 1
+    more = f"; {rest} more such findings" if rest else ""
+    return Verdict(
+        name=name,
+        ok=False,
+        what=first.what,
+        where=first.where,
+        why=first.why + more,
+        kind=first.rule,
+        at=first.operation,
     )
 
 
@@ -104,6 +140,8 @@ def against(a: Outcome, b: Outcome, bound: float) -> tuple[Verdict, report.Again
         + (f"are equal {how}" if ok else f"differ by {delta:.3g}, not equal {how}"),
         where="" if ok else "logprobs",
         why="" if ok else "the same TP degree sums the same terms in the same order",
+        kind="" if ok else "topologies differ",
+        at="" if ok else "logprobs",
     )
     return verdict, report.Against(topology=b.topology.word, max_abs_delta=delta, bound=allowed)
 

@@ -67,6 +67,8 @@ class Result:
     """MoE layer -> [T] gap between the k-th and the next selection score."""
     routing_rejected: tuple[tuple[int, int], ...]
     """(layer, token) whose proposed experts were illegal; the reference's own were used."""
+    parts: Taps
+    """What the .ffn of a MoE layer is a sum of: layers.{i}.shared and .routed."""
 
 
 def forward(
@@ -106,6 +108,7 @@ def probe(probed: Result, index: int) -> Result:
         taps=taps,
         routing_margin=probed.routing_margin,
         routing_rejected=probed.routing_rejected,
+        parts={name: part[index] for name, part in probed.parts.items()},
     )
 
 
@@ -126,6 +129,7 @@ def run(
     w = as_float64(config, weights)
     _check_inputs(config, batch, routing or {})
     taps: Taps = {}
+    parts: Taps = {}
     margins: dict[int, Tensor] = {}
     rejected: list[tuple[int, int]] = []
 
@@ -151,7 +155,9 @@ def run(
             taps |= {f"{name}.router": routed.logits, f"{name}.experts_chosen": routed.chosen}
             margins[i] = routed.margin
             rejected += [(i, token) for token in routed.rejected]
-            ffn = mixture(config, w, i, h, routed, rounding)
+            mixed = mixture(config, w, i, h, routed, rounding)
+            parts |= {f"{name}.shared": mixed.shared, f"{name}.routed": mixed.routed}
+            ffn = mixed.out
         else:
             ffn = dense(config, w, i, h, rounding)
         stream = add(residual, ffn)
@@ -159,7 +165,9 @@ def run(
     taps["norm"] = norm(stream, "norm")
     taps["logits"] = linear(taps["norm"], w["lm_head.weight"], rounding, Kind.STORED)
     taps["logprobs"] = log_softmax(taps["logits"], rounding)
-    return Result(taps=taps, routing_margin=margins, routing_rejected=tuple(rejected))
+    return Result(
+        taps=taps, routing_margin=margins, routing_rejected=tuple(rejected), parts=parts
+    )
 
 
 def _check_inputs(config: M3Config, batch: Batch, routing: Mapping[int, Tensor]) -> None:

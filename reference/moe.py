@@ -90,10 +90,20 @@ def _legal(selection: Tensor, threshold: Tensor, proposed: Tensor) -> Tensor:
     return (exists & good).all(-1) & distinct.all(-1)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Mixture:
+    """A MoE layer's output and what it is a sum of, each [P, T, H]."""
+
+    out: Tensor
+    routed: Tensor
+    shared: Tensor
+    """Zeros where the model has no shared expert."""
+
+
 def mixture(
     config: M3Config, weights: Weights, layer: int, x: Tensor, routing: Routing, rounding: Rounding
-) -> Tensor:
-    """sum_k mix_k expert_k(x) + shared(x): x [P, T, H] -> [P, T, H]; shared is not scaled."""
+) -> Mixture:
+    """sum_k mix_k expert_k(x) + shared(x), of x [P, T, H]; shared is not scaled."""
     prefix = f"layers.{layer}.block_sparse_moe."
     experts = range(config.num_local_experts)
     gate_EIH, up_EIH, down_EHI = (
@@ -116,13 +126,14 @@ def mixture(
     mix_PET1 = mix_PTE.mT[..., None]
     # One more store than the expert's own: its output times its weight.
     weighted = rounding(mix_PET1 * out_PETH, mix_PET1 * out_PETH.abs(), 1, Kind.STORED)
-    y, squares = weighted.sum(1), (mix_PET1.square() * squares_PETH).sum(1)
+    routed, squares = weighted.sum(1), (mix_PET1.square() * squares_PETH).sum(1)
+    shared = torch.zeros_like(routed)
     if config.n_shared_experts:
         shared, shared_squares = _ffn(config, weights, prefix + "shared_experts.", x, rounding)
-        y, squares = y + shared, squares + shared_squares
+        squares = squares + shared_squares
     # The sum over experts, stored once before the all-reduce.
-    y = rounding(y, squares.sqrt(), config.num_experts_per_tok + 1, Kind.STORED)
-    return all_reduced(y, squares, rounding)
+    y = rounding(routed + shared, squares.sqrt(), config.num_experts_per_tok + 1, Kind.STORED)
+    return Mixture(out=all_reduced(y, squares, rounding), routed=routed, shared=shared)
 
 
 def _quantised(x: Tensor, rounding: Rounding) -> Tensor:

@@ -39,15 +39,25 @@ class Frame:
 class Site:
     """Where a call was made: the innermost frames of the caller's code, the headline first."""
 
-    __slots__ = ("_raw",)
+    __slots__ = ("_frames", "_raw")
 
     def __init__(self, raw: tuple[tuple[CodeType, int], ...]) -> None:
         self._raw = raw
+        self._frames: tuple[Frame, ...] | None = None
 
     @property
     def frames(self) -> tuple[Frame, ...]:
         """The frames, the headline first; () if the caller has no code of its own."""
-        return tuple(Frame(code.co_filename, line, code.co_name) for code, line in self._raw)
+        if self._frames is None:
+            self._frames = tuple(
+                [Frame(code.co_filename, line, code.co_name) for code, line in self._raw]
+            )
+        return self._frames
+
+    @property
+    def headline(self) -> tuple[CodeType, int] | None:
+        """Code and line of the first frame, if there is one."""
+        return self._raw[0] if self._raw else None
 
     def __str__(self) -> str:
         return str(self.frames[0]) if self._raw else ""

@@ -8,7 +8,14 @@ It needs no reference and no annotation, so it works on any program that uses to
 | bits.py | exact comparisons of tensors |
 | origins.py | where a whole tensor was made: what earlier operations of a group gave all ranks |
 | rules.py | the rules: pure functions of an operation |
+| groups.py | the groups that a program has, by their names |
+| replicas.py | gathers of what is the same on a group, where another group has the shards |
+| shards.py | shards cut over one group and gathered over another |
+| slices.py | slices of shards that a stage sends, to be gathered by the next one |
+| declared.py, differ.py | values declared replicated, and how they differ if they do |
 | dropped.py | results that nobody can have read: when a reduced tensor dies, and where |
+| intent.py | what the caller's source says an operation is meant for |
+| book.py | the findings of a run, and which of them are allowed |
 | watch.py | `Sanitizer`: the observer that applies the rules and collects the findings |
 """
 

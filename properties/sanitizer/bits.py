@@ -16,10 +16,20 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
+_AS_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _integers(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's bits as integers of the same size, in the same layout, without a copy."""
+    plain = tensor.detach() if tensor.requires_grad else tensor
+    as_integers = _AS_INTEGERS.get(tensor.dtype.itemsize)
+    return _bytes(plain) if as_integers is None else plain.view(as_integers)
+
+
 def equal(one: Parts, other: Parts) -> bool:
     """Whether two operands have the same shapes, dtypes and bits (-0.0 is not 0.0)."""
     return len(one) == len(other) and all(
-        a.dtype == b.dtype and a.shape == b.shape and torch.equal(_bytes(a), _bytes(b))
+        a.dtype == b.dtype and a.shape == b.shape and torch.equal(_integers(a), _integers(b))
         for a, b in zip(one, other, strict=True)
     )
 
@@ -44,14 +54,32 @@ def telling(parts: Parts) -> bool:
     return any(_telling(part.detach()) for part in parts)
 
 
+_A_FEW = 32
+"""Elements that are looked at first: one that is no whole number is enough."""
+
+
 def _telling(tensor: torch.Tensor) -> bool:
     if tensor.numel() < 2:
         return False
     if tensor.dtype.itemsize == 1:  # float8 lacks comparisons
         tensor = tensor.to(torch.float32)
-    if torch.equal(tensor, tensor.trunc()):
+    flat = tensor.reshape(-1)
+    if not _fractional(flat[:_A_FEW]) and not _fractional(flat[_A_FEW:]):
         return False
+    whole = _integers(tensor)
     return not any(
-        size > 1 and equal([tensor], [tensor.narrow(dim, 0, 1).expand(tensor.shape)])
-        for dim, size in enumerate(tensor.shape)
+        size > 1 and _constant_along(whole, dim) for dim, size in enumerate(tensor.shape)
+    )
+
+
+def _fractional(flat: torch.Tensor) -> bool:
+    """Whether an element is no whole number."""
+    return not torch.equal(flat, flat.trunc())
+
+
+def _constant_along(whole: torch.Tensor, dim: int) -> bool:
+    """Whether all slices of a dim are equal. The first two differ in almost all tensors."""
+    first = whole.narrow(dim, 0, 1)
+    return torch.equal(first, whole.narrow(dim, 1, 1)) and torch.equal(
+        whole, first.expand(whole.shape)
     )

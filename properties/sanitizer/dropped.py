@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import dis
+import functools
 import inspect
 import sys
 import weakref
@@ -43,8 +44,11 @@ class DroppedResults:
                 It must hold no tensor.
         """
         tensor = call.inputs[0][0]
+        headline = call.site.headline
+        if headline is None or not _dropped_calls(*headline):
+            return
         frames = call.site.frames
-        if not frames or _owners(tensor) > _owners_of_new() or not bits.telling([tensor]):
+        if _owners(tensor) > _owners_of_new() or not bits.telling([tensor]):
             return
         print_of, shape, site = bits.digest([tensor]), tensor.shape, frames[0]
         self._count += 1
@@ -90,16 +94,21 @@ def _drops_a_call(code: CodeType, at: int, line: int) -> bool:
 
     An offset may lie in the cache entries that follow an instruction.
     """
-    instructions = list(dis.get_instructions(code))
+    now = max((one.offset for one in dis.get_instructions(code) if one.offset <= at), default=-1)
+    return _dropped_calls(code, line) == (now,)
+
+
+@functools.lru_cache(maxsize=4096)
+def _dropped_calls(code: CodeType, line: int) -> tuple[int, ...]:
+    """The offsets of the calls on a line whose values are dropped."""
     lines = {offset: number for offset, _, number in _line_table(code)}
-    drops = [
+    return tuple(
         one.offset
-        for one, after in pairwise(instructions)
-        if one.opname.startswith("CALL") and after.opname == "POP_TOP"
-    ]
-    on_line = [offset for offset in drops if lines.get(offset) == line]
-    now = max((one.offset for one in instructions if one.offset <= at), default=-1)
-    return on_line == [now]
+        for one, after in pairwise(dis.get_instructions(code))
+        if one.opname.startswith("CALL")
+        and after.opname == "POP_TOP"
+        and lines.get(one.offset) == line
+    )
 
 
 def _line_table(code: CodeType) -> Iterator[tuple[int, int, int | None]]:

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from properties.sanitizer import bits
+from sim.callsite import Site
 
 MOST = 4096
 """Outputs remembered for each group; the oldest are forgotten first."""
@@ -16,13 +17,14 @@ class Origin:
     """The operation that made a tensor whole on all ranks of a group."""
 
     op: str
-    site: str
-    """file:line of the call."""
+    site: Site
+    """Where it was called."""
     is_sum: bool
     """Whether it was a sum over ranks."""
 
     def __str__(self) -> str:
-        return f"the {self.op} at {self.site}" if self.site else f"an earlier {self.op}"
+        site = str(self.site)
+        return f"the {self.op} at {site}" if site else f"an earlier {self.op}"
 
 
 class Origins:
@@ -48,3 +50,13 @@ class Origins:
         """The operation of this group that gave exactly these bits to all its ranks."""
         known = self._of_group.get(ranks)
         return known.get(bits.digest(parts)) if known else None
+
+    def find_any(self, rank: int, parts: bits.Parts) -> tuple[tuple[int, ...], Origin] | None:
+        """The group with this rank, and the operation of it, that gave exactly these bits."""
+        if not parts or not bits.telling(parts):
+            return None
+        print_of = bits.digest(parts)
+        for ranks, known in self._of_group.items():
+            if rank in ranks and print_of in known:
+                return ranks, known[print_of]
+        return None

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from properties.sanitizer import bits
+from properties.sanitizer import bits, intent
 from properties.sanitizer.origins import Origin
 from sim.calls import Call
+from sim.callsite import Frame
+from sim.reduction import reduce_tensors
 
 SUMS = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor")
 GATHERS = ("all_gather", "all_gather_into_tensor")
@@ -48,7 +50,11 @@ class Rule:
     name: str
     explanation: str
     says: Callable[[Operation], Said | None] | None = None
-    """None for a rule that the operands alone do not decide; see `dropped.py`."""
+    """None for a rule that needs more than one operation's operands; see the package's table."""
+    excuse: Callable[[Frame, int], bool] | None = None
+    """Whether the caller's source says that the operation is meant, given its line and R."""
+    excused_as: str = ""
+    """What it is taken for then."""
     by_habit: bool = False
     """Whether one operation alone is too little: it counts only if no operation at this site ever
     had different operands, for ranks may hold the same rows once, by their data."""
@@ -63,6 +69,24 @@ def operands(calls: Sequence[Call]) -> list[list[bits.Parts]]:
         for b, bucket in enumerate(calls[0].inputs)
         for i in range(len(bucket))
     ]
+
+
+def given_to_all(calls: Sequence[Call], is_sum: bool) -> list[bits.Parts]:
+    """What a collective will write on every rank; [] for one that gives ranks different things."""
+    first = calls[0]
+    if first.op == "all_reduce" and is_sum:
+        reduction = first.reduction
+        assert reduction is not None
+        return [
+            [reduce_tensors([parts[0] for parts in by_rank], reduction)]
+            for by_rank in operands(calls)
+            if by_rank[0][0].is_floating_point()
+        ]
+    if first.op in GATHERS:
+        return [[parts[0] for parts in by_rank] for by_rank in operands(calls)]
+    if first.op == "broadcast":
+        return [[tensor] for tensor in calls[first.root or 0].inputs[0]]
+    return []
 
 
 def _reduced_again(operation: Operation) -> Said | None:
@@ -111,10 +135,33 @@ def _gathers_whole(operation: Operation) -> Said | None:
     )
 
 
+def _compares(frame: Frame, size: int) -> bool:
+    return intent.compares(frame)
+
+
 DROPPED = Rule(
     name="dropped result",
     explanation="An all-reduce of a contiguous copy of a tensor, which nobody can have read: the "
     "tensor itself stays unreduced.",
+)
+
+WRONG_GROUP = Rule(
+    name="wrong group",
+    explanation="An all-gather over a group that does not hold the shards of anything: each of its "
+    "ranks gives the same tensor, or the same slice, and the other slices are on the ranks of "
+    "another group.",
+)
+
+SLICED_SHARDS = Rule(
+    name="sliced shards",
+    explanation="Each rank sends one slice of a tensor of its own, and the receivers gather the "
+    "slices, which is right only if all senders have the same tensor; they have not.",
+)
+
+NOT_REPLICATED = Rule(
+    name="not replicated",
+    explanation="A value that the program declares replicated differs between the ranks: by "
+    "DTensor.from_local with Replicate(), `rankfold.replicated`, or --replicated.",
 )
 
 RULES: tuple[Rule, ...] = (
@@ -126,21 +173,31 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="equal addends",
-        explanation="A sum over ranks that all add the same floating-point tensor.",
+        explanation="A sum over ranks that all add the same floating-point tensor, and is not "
+        "divided by their number afterwards.",
         says=_equal_addends,
+        excuse=intent.averages,
+        excused_as="an average, for the sum is divided by the number of ranks",
     ),
     Rule(
         name="gathered again",
         explanation="An all-gather of what an earlier operation over the same ranks has given to "
         "all of them.",
         says=_gathers_again,
+        excuse=_compares,
+        excused_as="a check of replicas, for the result is compared",
     ),
     Rule(
         name="gathers what is whole",
         explanation="An all-gather to which all ranks give the same floating-point rows, each "
         "time that it is called.",
         says=_gathers_whole,
+        excuse=_compares,
+        excused_as="a check of replicas, for the result is compared",
         by_habit=True,
     ),
     DROPPED,
+    WRONG_GROUP,
+    SLICED_SHARDS,
+    NOT_REPLICATED,
 )

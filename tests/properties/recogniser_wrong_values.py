@@ -15,6 +15,7 @@ from tests.properties.recogniser_examples import (
     OTHER,
     PARTIAL,
     REPLICATE,
+    SHARD,
     TOP,
     ZERO,
     Example,
@@ -22,6 +23,9 @@ from tests.properties.recogniser_examples import (
     expecting,
     is_a,
 )
+
+EXPERTS = torch.tensor([3.0, -1.0, 2.0], dtype=torch.float64) * (X * X % 5 + 1)
+"""A part of X, in no simple relation to it."""
 
 # What is wrong, and values almost like it that are right: they hold the placement named last.
 WRONG_VALUES: dict[str, tuple[Example, Sequence[Tensor], str]] = {
@@ -76,9 +80,14 @@ WRONG_VALUES: dict[str, tuple[Example, Sequence[Tensor], str]] = {
     "the residual and a part of the output": (
         Example(
             [TOP + BOTTOM / 4, TOP + BOTTOM * 3 / 4],
-            is_a("residual", "the residual and each rank's part of a sum over tp", "partial"),
+            is_a(
+                "unreduced",
+                "the residual and each rank's part of a sum over tp",
+                "partial",
+                source="the residual",
+            ),
             TOP + BOTTOM,
-            expecting(REPLICATE, base=TOP),
+            expecting(REPLICATE, parts={"the residual": TOP}),
         ),
         [TOP + BOTTOM] * 2,
         "replicate",
@@ -188,16 +197,86 @@ WRONG_VALUES: dict[str, tuple[Example, Sequence[Tensor], str]] = {
         Example(
             [1.75 * X] * 2,
             is_a(
-                "unknown",
-                "no simple relation to the full value: nearest is 2 x the full value, off by 3",
+                "scaled",
+                "is 1.75 x the full value",
                 "replicate",
-                times=2,
+                factor=1.75,
                 rows=(0, 1, 2, 3),
                 ranks=(0, 1),
             ),
         ),
         [X] * 2,
         "replicate",
+    ),
+    "a part twice": (
+        Example(
+            [X + EXPERTS] * 2,
+            is_a(
+                "counted",
+                "has the experts' output 2 times",
+                "replicate",
+                times=2,
+                factor=2.0,
+                rows=(0, 1, 2, 3),
+                ranks=(0, 1),
+                source="the experts' output",
+            ),
+            options=expecting(REPLICATE, parts={"the experts' output": EXPERTS}),
+        ),
+        [X] * 2,
+        "replicate",
+    ),
+    "a part missing from two rows": (
+        Example(
+            [torch.cat([X[:2], X[2:] - EXPERTS[2:]])] * 2,
+            is_a(
+                "counted",
+                "lacks the experts' output",
+                "replicate",
+                times=0,
+                factor=0.0,
+                rows=(2, 3),
+                ranks=(0, 1),
+                source="the experts' output",
+            ),
+            options=expecting(REPLICATE, parts={"the experts' output": EXPERTS}),
+        ),
+        [X] * 2,
+        "replicate",
+    ),
+    "a part of other rows": (
+        Example(
+            [X[:2], X[2:] - EXPERTS[2:] + EXPERTS[:2]],
+            is_a(
+                "mixed",
+                "rows [2, 3] have the experts' output of rows [0, 1]",
+                "shard",
+                rows=(2, 3),
+                origins=(0, 1),
+                ranks=(1,),
+                source="the experts' output",
+            ),
+            options=expecting(SHARD, parts={"the experts' output": EXPERTS}),
+        ),
+        [TOP, BOTTOM],
+        "shard",
+    ),
+    "a part of a sum divided": (
+        Example(
+            [X / 2 - EXPERTS / 4] * 2,
+            is_a(
+                "counted",
+                "has 0.5 x the experts' output",
+                "partial",
+                factor=0.5,
+                rows=(0, 1, 2, 3),
+                ranks=(0, 1),
+                source="the experts' output",
+            ),
+            options=expecting(PARTIAL, parts={"the experts' output": EXPERTS}),
+        ),
+        [X / 2] * 2,
+        "partial",
     ),
     "parts that almost add up": (
         Example(

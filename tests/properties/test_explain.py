@@ -117,9 +117,10 @@ DIAGNOSES = {
         "only rows [0, 2] of 4 are wrong",
     ),
     "nothing known": ([full() ** 2 + 0.5, full()], REPLICATE, "no simple relation"),
-    "almost twice": ([1.9 * full()] * 2, REPLICATE, "no simple relation"),
-    "three times at two ranks": ([3 * full()] * 2, REPLICATE, "no simple relation"),
-    "twice at one rank": ([2 * full()], REPLICATE, "no simple relation"),
+    "almost twice": ([1.9 * full()] * 2, REPLICATE, "is 1.9 x the full value"),
+    "divided": ([full() / 3] * 2, REPLICATE, "is 0.3333 x the full value"),
+    "three times at two ranks": ([3 * full()] * 2, REPLICATE, "is 3 x the full value"),
+    "twice at one rank": ([2 * full()], REPLICATE, "is 2 x the full value"),
     "parts that do not add up": (
         [full() / 4, full() * 3 / 5],
         REPLICATE,
@@ -170,5 +171,5 @@ def test_zeros_in_the_truth_are_no_diagnosis() -> None:
 
 def test_a_wrong_shape_is_told_also_where_the_rest_of_the_sum_is_known() -> None:
     shards = [full()[:2], full()[2:] + 1]
-    why = explain(shards, full(), BOUND, Placement(), base=full())
+    why = explain(shards, full(), BOUND, Placement(), parts={"part": full()})
     assert why.startswith("looks like Shard(tokens, tp): a gather is missing")

@@ -55,8 +55,8 @@ def test_the_table_has_every_kind_and_forty_cases() -> None:
     assert len(TABLE) == len(PLACED) + len(AMBIGUOUS) + len(WRONG) >= 40
     assert kinds == {
         *ORDER,
-        *("residual", "not finite", "stale", "wrong group", "missing", "duplicated", "swapped"),
-        *("padding", "shapes", "unknown"),
+        *("unreduced", "not finite", "stale", "wrong group", "missing", "duplicated", "swapped"),
+        *("padding", "counted", "mixed", "scaled", "shapes", "unknown"),
     }
 
 
@@ -88,7 +88,7 @@ def test_the_right_twin_is_recognised(name: str) -> None:
         ([X, X], 0.0),
         ([X + 2**-31, X], 2**-31),
         ([X, with_rows(X, [3], 0.0)], 12.0),
-        ([1.75 * X] * 2, 3.0),
+        ([1.75 * X, X * X], 120.0),
         ([X, with_rows(X, [3], NAN)], float("inf")),
         ([X, full(5)], float("inf")),
     ],

@@ -51,7 +51,9 @@ def test_the_right_script_is_clean(world: str, capsys: pytest.CaptureFixture[str
 def test_json_has_the_stable_keys(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", str(WRONG), "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
-    assert set(found) == {"ok", "topology", "ranks", "findings", "ledger", "seconds"}
+    assert set(found) == {
+        "ok", "topology", "ranks", "findings", "looked_at", "not_judged", "ledger", "seconds",
+    }  # fmt: skip
     assert found["ok"] is False
     assert (found["topology"], found["ranks"]) == ("tp4", 4)
     (finding,) = found["findings"]
@@ -173,6 +175,46 @@ def test_a_result_dropped_by_the_script_itself_is_found(
     assert "`x`" in findings[0]["what"] and "program.py:9" in findings[0]["where"]
     assert "`input_`" in findings[1]["what"] and "program.py:6" in findings[1]["where"]
     assert [finding["times"] for finding in findings] == [1, 1]
+
+
+EXAMPLES = [
+    ("double_all_reduce", "tp4", "reduced again"),
+    ("missing_reduce", "tp4", "not replicated"),
+    ("wrong_group_gather", "dp2tp2", "wrong group"),
+    ("dropped_reduce", "tp4", "dropped result"),
+    ("sliced_send", "tp2pp2", "sliced shards"),
+]
+
+
+@pytest.mark.parametrize(("name", "world", "rule"), EXAMPLES)
+def test_an_example_is_found_and_its_right_twin_is_not(
+    name: str, world: str, rule: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = SCRIPTS / f"{name}.py"
+    assert f"examples/scripts/{name}.py --world {world}" in wrong.read_text()
+    assert main(["run", str(wrong), "--world", world]) == 1
+    out = capsys.readouterr().out
+    headlines = [line for line in out.splitlines() if line.startswith("FOUND")]
+    assert headlines and all(line.startswith(f"FOUND {rule}:") for line in headlines)
+    assert f"{name}.py:" in out
+    right = SCRIPTS / ("right.py" if rule == "reduced again" else f"{name}_right.py")
+    assert main(["run", str(right), "--world", world]) == 0
+    assert "no findings" in capsys.readouterr().out
+
+
+def test_every_example_is_tested() -> None:
+    wrong = {name for name, _, _ in EXAMPLES}
+    assert {path.stem.removesuffix("_right") for path in SCRIPTS.glob("*.py")} == {*wrong, "right"}
+
+
+def test_a_rank_may_send_and_end_before_its_peer_begins(tmp_path: Path) -> None:
+    text = INIT + (
+        "x = torch.ones(2)\n"
+        "if dist.get_rank() == 0: dist.send(x, 3)\n"
+        "if dist.get_rank() == 3: dist.recv(x, 0)\n"
+        "dist.destroy_process_group()\n"
+    )
+    assert main(["run", script(tmp_path, text)]) == 0
 
 
 def test_a_script_may_exit_with_success(tmp_path: Path) -> None:

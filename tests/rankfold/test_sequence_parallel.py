@@ -10,12 +10,12 @@ import torch
 from model.batch import Batch
 from model.subject import prepare
 from properties import Verdict
+from properties.faults import overlay as undo
 from rankfold.check import Options, run_check
 from rankfold.cli import main
 from rankfold.report import Report
 from rankfold.run import full_checkpoint, run_step
 from sim import Topology
-from tests.model.overlay import undo
 
 MEGA = "deep_gemm_mega_moe"
 
@@ -130,12 +130,12 @@ def broken(undone: AbstractContextManager[None], aux: Sequence[int] = (1, 3)) ->
 
 
 def test_undoing_s1_1_is_named() -> None:
-    verdict = failed(broken(undo.UNDOINGS["S1-1"]()), "sequence parallelism")
+    verdict = failed(broken(undo.sequence_parallel_at_one_stage_only()), "sequence parallelism")
     assert verdict.what == "is off, and has to be on"
 
 
 def test_undoing_s1_2_is_named() -> None:
-    verdict = failed(broken(undo.UNDOINGS["S1-2"]()), "oracle")
+    verdict = failed(broken(undo.residual_of_the_first_rows()), "oracle")
     assert verdict.where.startswith("layers.1.stream, expected Shard(tokens, tp)")
     assert "rows 3, 4 of 5" in verdict.where
 
@@ -152,7 +152,7 @@ def test_undoing_s1_2_where_a_norm_compares_shapes_breaks_the_run_and_names_the_
 
 
 def test_undoing_s1_3_is_named() -> None:
-    verdict = failed(broken(undo.UNDOINGS["S1-3"]()), "oracle")
+    verdict = failed(broken(undo.aux_left_sharded()), "oracle")
     assert verdict.where.startswith("stage.0.send.aux_hidden_states_0, expected Replicate")
     assert verdict.why.startswith("looks like Shard(tokens, tp): a gather is missing")
 
@@ -163,13 +163,13 @@ def test_undoing_the_order_of_aux_is_named() -> None:
 
 
 def test_undoing_s1_4_is_named() -> None:
-    verdict = failed(broken(undo.UNDOINGS["S1-4"]()), "oracle")
+    verdict = failed(broken(undo.dense_mlp_all_reduces()), "oracle")
     assert verdict.where.startswith("layers.0.ffn, expected Shard(tokens, tp)")
     assert verdict.why.startswith("is 2 x the full value: summed over tp once too often")
 
 
 def test_undoing_s1_5_is_named() -> None:
-    report = broken(undo.UNDOINGS["S1-5"]())
+    report = broken(undo.outputs_differ_by_rank())
     verdict = failed(report, "replication")
     assert "stage.0.send" in verdict.where
     verdict = failed(report, "oracle")

@@ -50,14 +50,14 @@ def test_routing_by_hand() -> None:
     assert float(routing.margin) == pytest.approx(s0 - sigmoid(1))
 
     h = 2 * sigmoid(1.702 * 2) * 2  # gate = up = 2
-    y = mixture(config, weights, 0, x, routing, EXACT)
+    y = mixture(config, weights, 0, x, routing, EXACT).out
     assert y.flatten().tolist() == pytest.approx([mix[0] * 1 * h + mix[1] * 4 * h] * 4)
 
     # The shared expert is added once, unscaled.
     shared = {f"{MOE}shared_experts.{n}_proj.weight": torch.ones(1, 4) for n in ("gate", "up")}
     shared[f"{MOE}shared_experts.down_proj.weight"] = torch.ones(4, 1)
     with_shared = weights | {k: v.double() for k, v in shared.items()}
-    y = mixture(config, with_shared, 0, x, routing, EXACT) - y
+    y = mixture(config, with_shared, 0, x, routing, EXACT).out - y
     assert y.flatten().tolist() == pytest.approx([h] * 4)
 
 

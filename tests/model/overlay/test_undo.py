@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from properties.faults import overlay as undo
 from sim import RankFailed
-from tests.model.overlay import undo
 from tests.model.overlay.drive import Arm, Step, run
 
 ARM = Arm(word="tep2pp2", layers="dmdm", tokens=5, aux=(1, 3))
@@ -17,7 +17,7 @@ def shards(step: Step, name: str) -> torch.Tensor:
 
 
 def test_s1_1_without_it_the_stream_is_whole(mega_ready: None) -> None:
-    with undo.UNDOINGS["S1-1"]():
+    with undo.sequence_parallel_at_one_stage_only():
         two, one = run(ARM), run(ARM.but(word="tep2"))
     assert not two.ranks[0].sequence_parallel
     assert two.ranks[0].seen["layers.0.ffn"].shape[0] == ARM.tokens
@@ -25,7 +25,7 @@ def test_s1_1_without_it_the_stream_is_whole(mega_ready: None) -> None:
 
 
 def test_s1_2_without_it_a_stage_adds_rows_of_other_tokens(stepped) -> None:
-    with undo.UNDOINGS["S1-2"]():
+    with undo.residual_of_the_first_rows():
         step = run(ARM)
     right, wrong = shards(stepped(ARM), "layers.2.residual"), shards(step, "layers.2.residual")
     # Rank 0's rows are the first ones, and are right up to the attention to later rows: none.
@@ -39,7 +39,7 @@ def test_s1_2_without_it_a_norm_that_compares_shapes_fails(mega_ready: None) -> 
 
 
 def test_s1_3_without_it_aux_of_an_earlier_stage_lack_rows(stepped) -> None:
-    with undo.UNDOINGS["S1-3"]():
+    with undo.aux_left_sharded():
         step = run(ARM)
     assert [aux.shape[0] for aux in stepped(ARM).aux] == [5, 5]
     assert [aux.shape[0] for aux in step.ranks[-1].aux] == [3, 5]
@@ -63,12 +63,12 @@ def test_s1_3_in_the_wrong_order_aux_are_exchanged(stepped) -> None:
 
 
 def test_s1_4_without_it_the_dense_ffn_is_summed_twice(stepped) -> None:
-    with undo.UNDOINGS["S1-4"]():
+    with undo.dense_mlp_all_reduces():
         step = run(ARM)
     once, twice = (shards(s, "layers.0.ffn") for s in (stepped(ARM), step))
     assert torch.equal(twice, 2 * once), "two equal halves add without rounding"
     # At PP = 1 the layer asks for no reduction, so that the fault cannot show.
-    with undo.UNDOINGS["S1-4"]():
+    with undo.dense_mlp_all_reduces():
         alone = run(ARM.but(word="tep2"))
     assert torch.equal(alone.logprobs, stepped(ARM.but(word="tep2")).logprobs)
 
@@ -76,7 +76,7 @@ def test_s1_4_without_it_the_dense_ffn_is_summed_twice(stepped) -> None:
 @pytest.mark.parametrize("tokens", [4, 5])
 def test_s1_5_without_it_ranks_hand_on_different_tensors(stepped, tokens: int) -> None:
     arm = ARM.but(tokens=tokens)
-    with undo.UNDOINGS["S1-5"]():
+    with undo.outputs_differ_by_rank():
         step = run(arm)
     one, other = (rank.handed_on["residual"] for rank in step.ranks[:2])
     assert one.shape == other.shape and not torch.equal(one, other)

@@ -1,0 +1,101 @@
+"""The corpus: texts whose reference is computed once, and serves every batch made of their parts.
+
+Attention is causal and nothing else mixes tokens, so in the reference a row depends on the tokens
+before it in its own sequence alone: the truth of a batch of prefixes is made of rows of the truth
+of the whole texts. The bounds are those of the whole texts: the largest rounding error of any of
+their rows, so no smaller than that of a part of them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+import torch
+
+import reference
+from model.batch import Batch
+from rankfold.options import Options
+from rankfold.run import Outcome
+from rankfold.truth import Truth, reference_of, routing_of, truth_from, truth_of
+
+LONGEST = 17
+"""Most tokens of a batch: a prime, and 2 TP + 1 at TP 8."""
+LENGTHS = (LONGEST, LONGEST // 2, LONGEST // 3)
+"""Tokens of the texts: the n-th longest sequence of a batch has no more tokens than the n-th."""
+STARTS = (0, *accumulate(LENGTHS))
+
+
+@functools.cache
+def text(number: int, vocab: int) -> tuple[int, ...]:
+    """The token ids of a text, [LENGTHS[number]]; the same on every machine."""
+    generator = torch.Generator().manual_seed(7919 * (number + 1))
+    return tuple(torch.randint(vocab, (LENGTHS[number],), generator=generator).tolist())
+
+
+def batch_of(seq_lens: Sequence[int], vocab: int) -> tuple[int, ...]:
+    """The token ids [T] of sequences of these lengths, each the start of a text of its own.
+
+    Equal texts could give ranks equal shards, by chance; so the longest sequence has the longest
+    text, and so on.
+    """
+    longest_first = sorted(range(len(seq_lens)), key=lambda i: -seq_lens[i])
+    number = {sequence: place for place, sequence in enumerate(longest_first)}
+    parts = [text(number[i], vocab)[:length] for i, length in enumerate(seq_lens)]
+    return tuple(token for part in parts for token in part)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corpus:
+    """The reference of all texts for one set of weights, dtype and TP degree."""
+
+    texts: tuple[tuple[int, ...], ...]
+    bounds: reference.Bounds
+
+    @classmethod
+    def of(cls, options: Options, weights: dict[str, torch.Tensor]) -> Corpus:
+        """Run the reference on all texts. `options` gives the model, dtype and TP degree."""
+        texts = tuple(text(number, options.tiny.vocab_size) for number in range(len(LENGTHS)))
+        whole = Batch.of([token for one in texts for token in one], LENGTHS)
+        return cls(texts=texts, bounds=reference_of(options, weights, whole, options.topology.tp))
+
+    def truth(
+        self, options: Options, weights: dict[str, torch.Tensor], batch: Batch, outcome: Outcome
+    ) -> Truth:
+        """The truth of a batch: from the corpus, or computed where it is not made of its texts.
+
+        A run that chose other experts than the reference may be right (a near tie): then the
+        reference follows it, and has to be computed for it.
+        """
+        rows = self._rows(batch)
+        if rows is None:
+            return truth_of(options, weights, batch, outcome)
+        whole = self.bounds.result
+        taps = {name: tap[rows] for name, tap in whole.taps.items()}
+        for layer, chosen in routing_of(options, batch, outcome).items():
+            # Experts are a set: both sides are sorted.
+            if not torch.equal(chosen, taps[f"layers.{layer}.experts_chosen"].long()):
+                return truth_of(options, weights, batch, outcome)
+        parts = {name: part[rows] for name, part in whole.parts.items()}
+        result = replace(whole, taps=taps, parts=parts, routing_rejected=())
+        return truth_from(options, outcome, replace(self.bounds, result=result))
+
+    def _rows(self, batch: Batch) -> torch.Tensor | None:
+        """The rows of the whole texts that a batch is made of, int64 [T]; None if it is not."""
+        tokens, start = batch.token_ids.tolist(), 0
+        rows: list[int] = []
+        for length in batch.seq_lens:
+            number = self._text_of(tokens[start : start + length])
+            if number is None:
+                return None
+            rows += range(STARTS[number], STARTS[number] + length)
+            start += length
+        return torch.tensor(rows, dtype=torch.int64)
+
+    def _text_of(self, tokens: Sequence[int]) -> int | None:
+        for number, whole in enumerate(self.texts):
+            if list(whole[: len(tokens)]) == list(tokens):
+                return number
+        return None

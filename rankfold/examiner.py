@@ -1,0 +1,77 @@
+"""The examiner: runs examples and judges them, on worlds, models and references that it keeps."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Self
+
+from model.batch import Batch
+from rankfold import verdicts
+from rankfold.corpus import Corpus
+from rankfold.example import Example
+from rankfold.judge import Judgement, Related, judge
+from rankfold.options import Options
+from rankfold.relate import relate
+from rankfold.rig import Kept, Rig
+from rankfold.run import Outcome
+from rankfold.truth import Truth
+from sim import SimError
+
+
+class Examiner:
+    """Judges one example after another. Known findings are set aside and counted by the caller."""
+
+    def __init__(self, *, corpora: int = 256) -> None:
+        self._rig = Rig()
+        self._corpora: Kept[Any, Corpus] = Kept(corpora)
+
+    def examine(self, example: Example) -> Judgement:
+        """Run the example and apply every check.
+
+        Raises:
+            UsageError, ShapeError, TopologyError: the example makes no sense.
+        """
+        options, batch = example.options(), example.batch()
+        relation = None
+        if example.relation:
+            relation = relate(example.relation, batch, options.tiny.vocab_size)
+        schedule = example.run_schedule()
+        try:
+            outcome = self._rig.step(options, batch, schedule=schedule)
+            derived = []
+            if relation is not None and outcome.broke is None:
+                derived = [
+                    self._rig.step(options, each, schedule=schedule) for each in relation.derived
+                ]
+        except SimError as error:
+            return Judgement(checks=[verdicts.broken(error)], taps=[])
+        truth = self._truth(options, batch, outcome)
+        related = []
+        if relation is not None and outcome.broke is None:
+            # Bounds are of the corpus, so the same for batches of its texts, and for a token
+            # changed, which is compared bit by bit.
+            bounds = [truth.bounds] * len(derived)
+            related = [Related(relation=relation, outcomes=derived, bounds=bounds)]
+        return judge(options, outcome, truth, related=related, set_known_aside=True)
+
+    def _truth(self, options: Options, batch: Batch, outcome: Outcome) -> Truth:
+        weights = self._rig.weights(options)
+        corpus = self._corpora.of(
+            (options.weights_key, options.topology.tp), lambda: Corpus.of(options, weights)
+        )
+        return corpus.truth(options, weights, batch, outcome)
+
+    def close(self) -> None:
+        """End all worlds."""
+        self._rig.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

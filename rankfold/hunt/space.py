@@ -1,0 +1,226 @@
+"""The space that a hunt draws from, as Hypothesis strategies.
+
+Every choice is ordered from the plain to the special: Hypothesis shrinks a failing example towards
+the first of each, so to the fewest ranks, the fewest tokens and the plainest model that fail.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import TypeVar
+
+from hypothesis import strategies as st
+
+from rankfold.corpus import LENGTHS, LONGEST, batch_of
+from rankfold.example import Example
+from rankfold.options import DTYPES, EXPERT_DTYPES, MEGA_MOE, MOE_BACKENDS, Options
+from rankfold.relate import RELATIONS, possible
+from sim import Topology
+
+T = TypeVar("T")
+
+MOST_RANKS = 8
+PATTERNS = tuple("".join(p) for count in (1, 2, 3) for p in product("dm", repeat=count))
+"""Layers; a topology with more stages than a pattern has letters repeats it."""
+SEEDS = (0, 1)
+"""Sets of weights."""
+MOST_AUX = 2
+SCHEDULES = 2**16
+PLAIN_RELATIONS = 9
+"""Times that no relation stands among the choices: a relation costs a second step."""
+
+
+def all_topologies() -> list[Topology]:
+    """Every topology up to 8 ranks that the driver runs: TP and PP, with EP where TP > 1."""
+    degrees = (1, 2, 4, 8)
+    return sorted(
+        (
+            Topology(tp=tp, pp=pp, ep=ep)
+            for tp, pp, ep in product(degrees, degrees, (False, True))
+            if tp * pp <= MOST_RANKS and not (ep and tp == 1)
+        ),
+        key=size,
+    )
+
+
+def size(topology: Topology) -> tuple[int, int, bool, str]:
+    """How large a topology is: ranks, then stages, then whether experts are spread."""
+    return topology.world_size, topology.pp, topology.ep, topology.word
+
+
+@dataclass(frozen=True, kw_only=True)
+class Space:
+    """What is drawn; each choice from the plain to the special."""
+
+    topologies: tuple[Topology, ...]
+    patterns: tuple[str, ...] = PATTERNS
+    dtypes: tuple[str, ...] = tuple(sorted(DTYPES, key="float32".__ne__))
+    backends: tuple[str, ...] = MOE_BACKENDS
+    seeds: tuple[int, ...] = SEEDS
+    expert_dtypes: tuple[str, ...] = EXPERT_DTYPES
+    sequence_parallel: tuple[str, ...] = ("auto", "off")
+    schedules: bool = True
+    """Whether ranks may run in another order than the plain one."""
+    late: bool = True
+    """Whether delivery may be late."""
+    relations: tuple[str, ...] = RELATIONS
+    most_tokens: int = LONGEST
+
+    @classmethod
+    def of(cls, topologies: Sequence[Topology] = ()) -> Space:
+        """The space over some topologies; over all by default."""
+        chosen = {topology.word: topology for topology in topologies or all_topologies()}
+        return cls(topologies=tuple(sorted(chosen.values(), key=size)))
+
+    def examples(self) -> st.SearchStrategy[Example]:
+        """Examples, drawn whole before any rank starts."""
+        return _examples(self)
+
+    def rich(self) -> list[Example]:
+        """One example of each topology and backend that has as much in it as an example can have:
+        most faults show in one of these, so a search begins with them. Those with the most axes
+        come first, and of these the smallest."""
+        plain = [
+            (topology, backend)
+            for topology in self.topologies
+            for backend in (self.backends if topology.ep else ("auto",))
+        ]
+
+        def axes(topology: Topology) -> int:
+            return (topology.tp > 1) + (topology.pp > 1) + topology.ep
+
+        plain.sort(key=lambda case: (-axes(case[0]), size(case[0]), case[1] != MEGA_MOE))
+        return [self._rich(topology, backend) for topology, backend in plain]
+
+    def _rich(self, topology: Topology, backend: str) -> Example:
+        layers = _layers("dmdm", topology.pp)
+        tokens = min(2 * topology.tp + 1, self.most_tokens)
+        seq_lens = (tokens - 2, 2) if tokens > 2 else (tokens,)
+        mega = backend == MEGA_MOE
+        return Example(
+            topology=topology.word,
+            layers=layers,
+            dtype="bfloat16" if mega else "float32",
+            moe_backend=backend,
+            aux=(1, len(layers) - 1),
+            token_ids=batch_of(seq_lens, _vocabulary(mega)),
+            seq_lens=seq_lens,
+            late=True,
+            relation=RELATIONS[0],
+        )
+
+    def some(self, chance: random.Random) -> Space:
+        """A few values of each dimension that costs building: a round of the search draws from
+        these alone, so that most of its examples find their model built."""
+        return replace(
+            self,
+            topologies=_some(chance, self.topologies, 3),
+            patterns=_some(chance, self.patterns, 2),
+            dtypes=_some(chance, self.dtypes, 2),
+            seeds=_some(chance, self.seeds, 1),
+        )
+
+    def below(self, example: Example) -> Space:
+        """What is no larger than an example in any dimension, and takes few models to search."""
+        top = Topology.parse(example.topology)
+        smaller = (t for t in all_topologies() if t.tp <= top.tp and t.pp <= top.pp)
+        if top.ep:
+            smaller = (t for t in smaller if t.ep or t.tp == 1)
+        kept = {t.word: t for t in (*smaller, top)}
+        return Space(
+            topologies=tuple(sorted(kept.values(), key=size)),
+            patterns=tuple(dict.fromkeys(("d", "m", example.layers))),
+            dtypes=(example.dtype,),
+            backends=(example.moe_backend,),
+            seeds=(example.weights,),
+            expert_dtypes=(example.expert_dtype,),
+            sequence_parallel=(example.sp,),
+            schedules=example.schedule is not None,
+            late=example.late,
+            relations=tuple(filter(None, (example.relation,))),
+            most_tokens=example.tokens,
+        )
+
+    def expected(self) -> dict[str, set[str]]:
+        """For each dimension the values that a healthy search meets; see `tally.py`."""
+        mega = MEGA_MOE in self.backends and any(t.ep for t in self.topologies)
+        return {
+            "topology": {t.word for t in self.topologies},
+            "tokens": {str(tokens) for tokens in range(self.most_tokens + 1)},
+            "sequences": {str(count + 1) for count in range(len(LENGTHS))},
+            "layers": {_layers(p, t.pp) for p in self.patterns for t in self.topologies},
+            "dtype": set(self.dtypes),
+            "moe_backend": {"auto", MEGA_MOE} if mega else {"auto"},
+            "expert_dtype": set(EXPERT_DTYPES) if mega else {"bf16"},
+            "sp": {"auto", "off"} if mega else {"auto"},
+            "aux": {str(count) for count in range(MOST_AUX + 1)},
+            "weights": {str(seed) for seed in self.seeds},
+            "schedule": {"plain", "permuted", "late", "permuted, late"},
+            "relation": {"", *RELATIONS},
+        }
+
+
+def _some(chance: random.Random, values: tuple[T, ...], count: int) -> tuple[T, ...]:
+    """So many of the values, in their order."""
+    picked = sorted(chance.sample(range(len(values)), min(count, len(values))))
+    return tuple(values[i] for i in picked)
+
+
+def _layers(pattern: str, stages: int) -> str:
+    """A pattern, repeated until every stage has a layer."""
+    return pattern if len(pattern) >= stages else (pattern * stages)[:stages]
+
+
+@st.composite
+def _examples(draw: st.DrawFn, space: Space) -> Example:
+    topology = draw(st.sampled_from(space.topologies))
+    tokens = draw(st.integers(0, space.most_tokens))
+    layers = _layers(draw(st.sampled_from(space.patterns)), topology.pp)
+    backend = draw(st.sampled_from(space.backends)) if topology.ep else "auto"
+    mega = backend == MEGA_MOE
+    dtype = "bfloat16" if mega else draw(st.sampled_from(space.dtypes))
+    expert_dtype = draw(st.sampled_from(space.expert_dtypes)) if mega else "bf16"
+    sp = draw(st.sampled_from(space.sequence_parallel)) if mega and topology.tp > 1 else "auto"
+    aux = draw(st.lists(st.integers(0, len(layers)), max_size=MOST_AUX, unique=True))
+    seq_lens = _cut(draw, tokens)
+    vocab = _vocabulary(mega)
+    relations = tuple(name for name in space.relations if possible(name, tokens, len(seq_lens)))
+    return Example(
+        topology=topology.word,
+        layers=layers,
+        dtype=dtype,
+        moe_backend=backend,
+        expert_dtype=expert_dtype,
+        sp=sp,
+        aux=tuple(sorted(aux)),
+        weights=draw(st.sampled_from(space.seeds)),
+        token_ids=batch_of(seq_lens, vocab),
+        seq_lens=seq_lens,
+        schedule=draw(st.none() | st.integers(0, SCHEDULES - 1)) if space.schedules else None,
+        late=draw(st.booleans()) if space.late else False,
+        relation=draw(st.sampled_from(("",) * PLAIN_RELATIONS + relations)),
+    )
+
+
+@functools.cache
+def _vocabulary(mega: bool) -> int:
+    backend = MEGA_MOE if mega else "auto"
+    word = "tep2" if mega else "tp1"
+    return Options(topology=Topology.parse(word), moe_backend=backend).tiny.vocab_size
+
+
+def _cut(draw: st.DrawFn, tokens: int) -> tuple[int, ...]:
+    """Lengths of sequences of at least one token each, or of one empty sequence."""
+    most = min(len(LENGTHS), max(1, tokens))
+    count = draw(st.integers(1, most))
+    if count == 1:
+        return (tokens,)
+    cuts = draw(
+        st.lists(st.integers(1, tokens - 1), min_size=count - 1, max_size=count - 1, unique=True)
+    )
+    ends = [0, *sorted(cuts), tokens]
+    return tuple(ends[i + 1] - ends[i] for i in range(count))
