@@ -41,5 +41,10 @@ def inputs_survive(overwritten: Sequence[Sequence[Overwritten]]) -> Verdict:
         where=f"{first.at}, ranks {ranks}{rows}",
         why=f"its memory was written by {first.by}{more}",
         kind="overwritten",
-        at=first.at if first.at.startswith("layers.") else first.value,
+        at=first.at if first.at.startswith("layers.") else _as_tap(first.value),
     )
+
+
+def _as_tap(value: str) -> str:
+    """The tap that shows a value: "aux.2" for "aux hidden state 2"."""
+    return value.replace("aux hidden state ", "aux.")

@@ -33,6 +33,8 @@ KINDS = (
     "rows duplicated",
     "rows swapped",
     "rows mixed",
+    "shards summed",
+    "features swapped",
     "padding leaked",
     "not finite",
     "stale",
@@ -63,6 +65,11 @@ CAUSES = {
     ),
     ("replicate", "shard"): ("gather missing", "looks like {found}: a gather is missing"),
     ("partial", "shard"): ("gather missing", "looks like {found}: a gather is missing"),
+    ("replicate", "features"): ("gather missing", "looks like {found}: a gather is missing"),
+    ("shard", "unreduced"): (
+        "reduction missing",
+        "is {source} with this rank's addend alone: it was sliced and not summed over {axis}",
+    ),
     ("replicate", "unreduced"): (
         "reduction missing",
         "is {source} and this rank's part of the layer's output: taken before the reduction over "
@@ -74,6 +81,8 @@ OF_ROWS = {
     "duplicated": "rows duplicated",
     "swapped": "rows swapped",
     "mixed": "rows mixed",
+    "shards summed": "shards summed",
+    "features swapped": "features swapped",
     "padding": "padding leaked",
     "not finite": "not finite",
     "stale": "stale",
@@ -106,6 +115,8 @@ def diagnose(
     parts: Mapping[str, torch.Tensor] | None = None,
     earlier: Mapping[str, torch.Tensor] | None = None,
     others: Mapping[str, torch.Tensor] | None = None,
+    addends: Mapping[str, Sequence[torch.Tensor]] | None = None,
+    handed_on: bool = False,
 ) -> Diagnosis:
     """What wrong values look like, if they look like something.
 
@@ -118,6 +129,8 @@ def diagnose(
         parts: what the full value is a sum of, by name, float64 [T, ...], as far as known.
         earlier: full values of earlier taps, by name.
         others: full values of other groups, by name.
+        addends: each rank's addend of a part, by the part's name.
+        handed_on: whether the value is merely passed on here.
     """
     found = recognise(
         local,
@@ -129,6 +142,8 @@ def diagnose(
         parts=parts,
         earlier=earlier,
         others=others,
+        addends=addends,
+        handed_on=handed_on,
     )
     axis, ranks = placement.axis, len(local)
     if found.kind == placement.kind and found.times > 1:
@@ -148,6 +163,8 @@ def diagnose(
         return Diagnosis(kind=kind, text=text)
     if found.kind == "counted":
         return _of_a_part(found, axis, ranks)
+    if found.kind == "missing" and not found.placement:
+        return Diagnosis(kind="rows lost", text=found.text)
     kind, shape = _unfit_shape(local, truth, placement)
     text = _join(shape, found) if shape else found.text
     return Diagnosis(kind=kind or OF_ROWS.get(found.kind, "wrong values"), text=text)
@@ -158,6 +175,8 @@ def _of_a_part(found: Recognised, axis: str, ranks: int) -> Diagnosis:
     if found.factor == ranks and ranks > 1:
         text = ON_EVERY_RANK.format(found=found.text, axis=axis)
         return Diagnosis(kind="counted too often", text=text)
+    if found.foreign:
+        return Diagnosis(kind="counted too often", text=found.text)
     kind = "counted too often" if found.times > 1 else "part missing"
     return Diagnosis(kind=kind if found.factor in (0, found.times) else "scaled", text=found.text)
 

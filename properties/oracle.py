@@ -6,6 +6,7 @@ program order that is wrong is the diagnosis; what follows from it is not news.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -53,6 +54,7 @@ def compare_taps(
     truth: Mapping[str, torch.Tensor],
     bounds: Mapping[str, float],
     parts: Mapping[str, Mapping[str, torch.Tensor]] | None = None,
+    sources: Mapping[str, Mapping[str, str]] | None = None,
 ) -> list[TapVerdict]:
     """Compare every tap that the reference knows, in program order.
 
@@ -62,6 +64,8 @@ def compare_taps(
         truth: the reference's taps, float64 [T, ...], in program order.
         bounds: for each tap the largest error that rounding can explain.
         parts: what a tap's full value is a sum of, by tap and name, [T, ...], as far as known.
+        sources: the taps of these parts, by tap and name; where a part's tap is still to be summed
+            over the ranks, they tell a rank's own addend.
     """
     verdicts = []
     earlier: dict[str, torch.Tensor] = {}
@@ -74,6 +78,8 @@ def compare_taps(
             bound=bounds[name],
             parts=(parts or {}).get(name, {}),
             earlier=earlier,
+            others=_siblings(name, truth),
+            addends=_addends((sources or {}).get(name, {}), captured),
         )
         verdicts.append(_compare(question, local))
         earlier = {**earlier, name: expected} if expected.is_floating_point() else earlier
@@ -91,6 +97,10 @@ class _Question:
     parts: Mapping[str, torch.Tensor]
     earlier: Mapping[str, torch.Tensor]
     """The full values of the taps before, in program order."""
+    others: Mapping[str, torch.Tensor]
+    """The same value of other DP ranks, where each has its own."""
+    addends: Mapping[str, Mapping[int, torch.Tensor]]
+    """Each rank's addend of a part, by the part's name."""
 
     def wrong(self, expected: str, where: str, why: Diagnosis, off: float) -> TapVerdict:
         """The verdict on a wrong value."""
@@ -106,20 +116,58 @@ class _Question:
         )
 
     def diagnose(
-        self, values: Sequence[torch.Tensor], placement: Placement, worst: int = 0
+        self,
+        values: Mapping[int, torch.Tensor],
+        placement: Placement,
+        worst: int = 0,
     ) -> Diagnosis:
         """What the wrong values of one group look like."""
         # The latest first: a value that was not written since is most likely the last one.
         alike = {n: t for n, t in reversed([*self.earlier.items()]) if t.shape == self.truth.shape}
+        own = {
+            part: [of_rank[rank] for rank in values]
+            for part, of_rank in self.addends.items()
+            if all(rank in of_rank for rank in values)
+        }
         return diagnose(
-            values,
+            [*values.values()],
             self.truth,
             self.bound,
             placement,
             worst=worst,
             parts=self.parts,
             earlier=alike,
+            others=self.others,
+            addends=own,
+            handed_on=self.name.startswith(("stage.", "aux.")),
         )
+
+
+def _addends(
+    sources: Mapping[str, str], captured: Sequence[Mapping[str, Captured]]
+) -> dict[str, dict[int, torch.Tensor]]:
+    """Each rank's addend of the parts whose taps are still to be summed, by part and rank."""
+    return {
+        part: {
+            rank: taps[tap].value
+            for rank, taps in enumerate(captured)
+            if tap in taps and taps[tap].declared.startswith("partial")
+        }
+        for part, tap in sources.items()
+    }
+
+
+def _siblings(name: str, truth: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The taps of other DP ranks that have this one's name, as "dp1.ffn" has "dp0.ffn"."""
+    own = re.fullmatch(r"dp(\d+)\.(.+)", name)
+    if own is None:
+        return {}
+    found = {}
+    for other, value in truth.items():
+        theirs = re.fullmatch(r"dp(\d+)\.(.+)", other)
+        if theirs and theirs[2] == own[2] and theirs[1] != own[1]:
+            found[f"dp {theirs[1]}"] = value
+    return found
 
 
 def _compare(asked: _Question, local: Mapping[int, Captured]) -> TapVerdict:
@@ -159,24 +207,27 @@ def _compare(asked: _Question, local: Mapping[int, Captured]) -> TapVerdict:
     return asked.wrong(
         str(placement),
         _where(placement, worst_ranks, full[worst_ranks], asked.truth, asked.bound),
-        asked.diagnose([values[rank] for rank in group], placement, group.index(worst_ranks[0])),
+        asked.diagnose(
+            {rank: values[rank] for rank in group}, placement, group.index(worst_ranks[0])
+        ),
         worst,
     )
 
 
 def _badly_placed(
     placement: Placement, topology: Topology, values: Mapping[int, torch.Tensor], tokens: int
-) -> list[torch.Tensor]:
-    """The local values of the first group that cannot be combined, or [] if ranks lack theirs."""
+) -> dict[int, torch.Tensor]:
+    """The local values of the first group that cannot be combined, by rank; none if ranks lack
+    theirs."""
     for group in topology.groups[placement.axis]:
-        parts = [values[rank] for rank in group if rank in values]
+        parts = {rank: values[rank] for rank in group if rank in values}
         if 0 < len(parts) < len(group):
-            return []
+            return {}
         try:
-            placement.combine(parts, tokens)
+            placement.combine([*parts.values()], tokens)
         except PlacementError:
             return parts
-    return []
+    return {}
 
 
 def _deviation(value: torch.Tensor, truth: torch.Tensor) -> float:

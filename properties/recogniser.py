@@ -16,15 +16,18 @@ from torch import Tensor
 
 from properties.placement import Placement, PlacementError
 from properties.recogniser_case import Case, Recognised
-from properties.recogniser_parts import counted, mixed, unreduced
+from properties.recogniser_parts import counted, mixed, own_addends, shards_summed, unreduced
 from properties.recogniser_rows import (
     RowFault,
+    complementary,
     deviation,
     dropped,
+    features_swapped,
     miscounted,
     moved,
     near,
     not_finite,
+    only_first,
     wrong_rows,
 )
 
@@ -41,6 +44,8 @@ def recognise(
     expected: Placement | None = None,
     rank: int | None = None,
     parts: Mapping[str, Tensor] | None = None,
+    addends: Mapping[str, Sequence[Tensor]] | None = None,
+    handed_on: bool = False,
 ) -> Recognised:
     """Say which placement the local values of one group hold, or what is wrong with them.
 
@@ -57,7 +62,11 @@ def recognise(
             read as its rows.
         rank: position of the rank to look at where each should have the full value; by default,
             and where that one is right, the first one that is wrong.
-        parts: what the full value is a sum of, by name, float64 [T, ...], as far as it is known.
+        parts: what the full value is a sum of, by name, float64 [T, ...], as far as it is known;
+            and what may be added to it by mistake, with a name that begins with "+".
+        addends: each rank's addend of a part, [T, ...] in group order, by the part's name.
+        handed_on: whether the value is merely passed on here, so that another whole value in its
+            place is likelier than a sum without one of its parts.
 
     Raises:
         PlacementError: no ranks, no token dimension, or an expected placement over another axis.
@@ -84,6 +93,7 @@ def recognise(
         first=expected.kind if expected else "",
         padding=rows - tokens,
     )
+    case.numbers = truth.is_floating_point()
     if case.first:
         off = case.off(case.first, case.truth)
         if off <= bound:
@@ -93,6 +103,8 @@ def recognise(
     return (
         _of_full_shape(case, rank, summed)
         or case.match()
+        or own_addends(case, case.first, summed, addends or {})
+        or (_elsewhere(case, past, others or {}) if handed_on and case.numbers else None)
         or _wrong(case, rank, past, others or {}, summed)
     )
 
@@ -105,7 +117,9 @@ def _of_full_shape(case: Case, rank: int | None, parts: Mapping[str, Tensor]) ->
     if case.first == "replicate":
         value = value[case.looked_at(rank)]
     # Zeros beside a right value would make a sum as well, but not one that code makes.
-    if found := dropped(value, case.truth, case.bound):
+    if case.numbers and (found := dropped(value, case.truth, case.bound)):
+        if case.first == "replicate" and complementary(case.local, case.truth, case.bound):
+            return case.placed("partial", 1, 0.0)
         return case.fault(found, case.first, deviation(value, case.truth))
     return unreduced(case, parts) if case.first == "replicate" else None
 
@@ -119,6 +133,8 @@ def _wrong(
 ) -> Recognised:
     """What values are that are no placement of the full value."""
     truth, bound = case.truth, case.bound
+    if case.first == "replicate" and (first := only_first(case.local, truth, bound)):
+        return case.fault(first, "", float("inf"))
     placement = next((k for k in case.kinds() if case.read(k, truth) is not None), "")
     value = case.read(placement, truth) if placement else None
     if value is None:
@@ -129,7 +145,7 @@ def _wrong(
     if bad := not_finite(value):
         return case.fault(bad, placement, off)
     # Where the truth is zero within the bound, it is every multiple of itself.
-    if not near(truth, torch.zeros_like(truth), bound):
+    if case.numbers and not near(truth, torch.zeros_like(truth), bound):
         for times in range(2, case.size + 1):
             # One rank may be wrong although another one is right.
             if near(value, truth * times, bound * times):
@@ -138,15 +154,19 @@ def _wrong(
         for times in range(2, case.size + 1):
             if multiple := case.match(times=times):
                 return multiple
-    if lost := dropped(value, truth, bound):
+    if case.numbers and (lost := dropped(value, truth, bound)):
         return case.fault(lost, placement, off)
     # What is known of this value comes before a likeness to another.
-    if summed := counted(case, placement, value, parts):
+    if case.numbers and (summed := counted(case, placement, value, parts)):
         return summed
     if whole := _elsewhere(case, earlier, others):
         return whole
     if summed := mixed(case, placement, value, parts):
         return summed
+    if case.first == "shard" and (summed := shards_summed(case, parts)):
+        return summed
+    if swapped := features_swapped(value, truth, bound, case.size):
+        return case.fault(swapped, placement, off)
     if held := moved(value, truth, bound, earlier, others):
         return case.fault(held, placement, off)
     return _unknown(case, placement, value)

@@ -23,7 +23,8 @@ class Recognised:
     kind: str
     """One of `ORDER`; or "unreduced" (taken before the reduction), "not finite", "stale", "wrong
     group", "missing", "duplicated", "swapped" or "padding" (rows), "counted" (a part of the sum,
-    `factor` times), "mixed" (a part of other rows), "scaled", "shapes", "unknown"."""
+    `factor` times), "mixed" (a part of other rows), "shards
+    summed", "features swapped", "scaled", "shapes", "unknown"."""
     axis: str
     text: str
     """In words, one line."""
@@ -33,6 +34,8 @@ class Recognised:
     """How many times the full value it is, or has the part."""
     factor: float = 1.0
     """The same where it need not be a whole number."""
+    foreign: bool = False
+    """Whether the part does not belong into the full value at all."""
     rows: tuple[int, ...] = ()
     """The rows that are wrong: of the full value, or of the local one where it has more rows."""
     origins: tuple[int, ...] = ()
@@ -65,6 +68,8 @@ class Case:
         self.padding = padding
         """Padding rows that the whole value may have at its end."""
         self.size = len(local)
+        self.numbers = True
+        """Whether the values are quantities; sums and multiples of ids mean nothing."""
         self.full_shaped = all(value.shape == truth.shape for value in local)
 
     def read(self, kind: str, like: Tensor) -> Tensor | None:
@@ -110,7 +115,7 @@ class Case:
         """The first placement of so many times the target (the truth) that fits."""
         target = self.truth if target is None else target
         for kind in self.kinds():
-            if kind == "partial" and (self.size == 1 or self.is_noise(target)):
+            if kind == "partial" and (self.size == 1 or self.is_noise(target) or self.alike()):
                 continue
             off = self.off(kind, target * times)
             # An expected sum has its own bound: the one given.
@@ -118,6 +123,13 @@ class Case:
             if off <= self.bound * times * summed:
                 return self.placed(kind, times, off)
         return None
+
+    def alike(self) -> bool:
+        """Whether all ranks hold the same where a sum is not expected: then it is no sum's addend,
+        for which each rank has its own, even if so many of them add up to the full value."""
+        if self.first in ("", "partial") or any(v.shape != self.truth.shape for v in self.local):
+            return False
+        return all(near(value, self.local[0].double(), self.bound) for value in self.local[1:])
 
     def is_noise(self, target: Tensor) -> bool:
         """Whether rounding alone explains everything: a sum that fits then says nothing."""

@@ -5,7 +5,7 @@ The cost is that of a comparison for every wrong row, so this runs only where a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -102,6 +102,52 @@ def moved(
                 kind="wrong group", text=text, rows=(*wrong,), origins=(*origins,), source=name
             )
     return None
+
+
+def features_swapped(value: Tensor, truth: Tensor, bound: float, blocks: int) -> RowFault | None:
+    """Whether the features are all there, in equal blocks that come in another order."""
+    if value.dim() < 2 or value.shape != truth.shape or not value.numel():
+        return None
+    if blocks < 2 or value.shape[-1] % blocks:
+        return None
+    have, due = value.chunk(blocks, -1), truth.chunk(blocks, -1)
+    order = []
+    for block in have:
+        alike = [i for i, right in enumerate(due) if near(block, right, bound)]
+        if len(alike) != 1:
+            return None
+        order += alike
+    if sorted(order) != [*range(blocks)]:
+        return None
+    text = f"its features come in blocks in the order {order}"
+    rows = tuple(wrong_rows(value, truth, bound))
+    return RowFault(kind="features swapped", text=text, rows=rows)
+
+
+def only_first(local: Sequence[Tensor], truth: Tensor, bound: float) -> RowFault | None:
+    """Whether every one of several ranks has the same first rows of the truth, and no others."""
+    rows = {len(value) for value in local}
+    if len(local) < 2 or len(rows) > 1:
+        return None
+    (have,) = rows
+    if not 0 < have < len(truth) or any(v.shape[1:] != truth.shape[1:] for v in local):
+        return None
+    if not all(near(value, truth[:have], bound) for value in local):
+        return None
+    lost = [*range(have, len(truth))]
+    return RowFault(kind="missing", text=f"rows {lost} are missing on every rank", rows=(*lost,))
+
+
+def complementary(local: Sequence[Tensor], truth: Tensor, bound: float) -> bool:
+    """Whether each row is on one rank and zero on the others, as a table that is cut over ranks
+    gives them; and not as a shard that is set into zeros, which has its rows in order."""
+    if len(local) < 2 or any(value.shape != truth.shape for value in local):
+        return False
+    held = [[row for row in range(len(truth)) if bool(value[row].any())] for value in local]
+    owned = [row for rows in held for row in rows]
+    if sorted(owned) != [*range(len(truth))] or sum(map(bool, held)) < 2:
+        return False
+    return owned != sorted(owned) and near(torch.stack([*local]).double().sum(0), truth, bound)
 
 
 def miscounted(value: Tensor, truth: Tensor, bound: float) -> RowFault | None:

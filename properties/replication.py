@@ -40,6 +40,8 @@ def same_across_ranks(topology: Topology, captured: Sequence[Mapping[str, Captur
                 what=f"{name} is not the same on all TP ranks",
                 where=f"{name}, {where}",
                 why=why,
+                kind="ranks differ",
+                at=name,
             )
     return Verdict(
         name="replication",
@@ -80,6 +82,8 @@ def same_across_stages(topology: Topology, captured: Sequence[Mapping[str, Captu
                     where=f"{', '.join(wrong)}, rank {column[stage - 1]} to {column[stage]}",
                     why="every TP rank sends a slice and the receivers gather them: stage outputs "
                     "must cover all tokens and be the same on all TP ranks",
+                    kind="not as sent",
+                    at=f"stage.{stage}.recv.{wrong[0]}",
                 )
             count += len(sent)
     return Verdict(

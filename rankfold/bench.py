@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
+from rankfold.bench_transports import transports_rounds
 from rankfold.errors import HOLDS
 from sim import RankContext, Topology, World, transport_clock
 
@@ -29,7 +30,11 @@ STEPS = 20
 def run_bench(*, as_json: bool) -> int:
     """Measure and print; returns the exit code."""
     torch.set_num_threads(1)
-    figures = {"all_reduce": _all_reduce_rounds(), "step": _step_rounds("tep4pp2")}
+    figures: dict[str, Any] = {
+        "all_reduce": _all_reduce_rounds(),
+        "step": _step_rounds("tep4pp2"),
+        "transports": transports_rounds(("tep2pp2", "tep4pp2")),
+    }
     if as_json:
         print(json.dumps(figures, indent=2))
         return HOLDS
@@ -43,6 +48,13 @@ def run_bench(*, as_json: bool) -> int:
         f"step, {step['topology']}, 8 tokens: {step['step_ms']:.1f} ms, of which the ranks' own "
         f"compute {step['own_ms']:.1f} ms: {step['ratio']:.2f} x (median of {ROUNDS} rounds)"
     )
+    for word, of in figures["transports"].items():
+        print(
+            f"gloo against folded, {word}: step {of['gloo_step_ms']:.1f} ms against "
+            f"{of['folded_step_ms']:.1f} ms: {of['step_ratio']:.2f} x; start of a world "
+            f"{of['gloo_start_ms']:.0f} ms from the warm pool against {of['folded_start_ms']:.0f} "
+            f"ms; first start {of['gloo_cold_s']:.1f} s"
+        )
     return HOLDS
 
 

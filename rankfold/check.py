@@ -1,10 +1,10 @@
-"""`rankfold check`: run vLLM's MiniMax-M3 on a folded topology and judge every tap."""
+"""`rankfold check`: run vLLM's MiniMax-M3 on a topology and judge every tap."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 
 import torch
@@ -12,10 +12,12 @@ import torch
 from model import overlay
 from model.batch import Batch
 from model.subject import check, prepare
+from properties.faults import find
 from rankfold import report, verdicts
 from rankfold.errors import UsageError
 from rankfold.judge import Related, judge
 from rankfold.options import Options
+from rankfold.processes import rank_processes
 from rankfold.relate import RELATIONS, possible, relate
 from rankfold.rig import Rig
 from rankfold.run import Progress
@@ -48,7 +50,7 @@ def check_step(
     *,
     schedule: Schedule | None = None,
     relations: Sequence[str] = (),
-    under: AbstractContextManager[None] | None = None,
+    fault: str | None = None,
 ) -> report.Report:
     """Run one step with all checks.
 
@@ -56,9 +58,9 @@ def check_step(
         options: the model and its topology.
         batch: the step's input.
         progress: told what is being done.
-        schedule: of the ranks and messages; the plain one by default.
+        schedule: of folded ranks and messages; the plain one by default.
         relations: metamorphic relations to check beside the step, by name.
-        under: a fault to switch on once vLLM is imported.
+        fault: the name of a fault to switch on.
 
     Raises:
         As `run_check`.
@@ -69,12 +71,19 @@ def check_step(
     for topology in filter(None, (options.topology, options.against)):
         check(options.tiny, topology)
     progress("importing vLLM")
-    prepare()
-    if options.sp == "off" and not overlay.needed():
-        raise UsageError(
-            "--sp off: the installed vLLM has sequence parallelism of its own; use auto"
-        )
-    with under or nullcontext(), Rig() as rig:
+    with ExitStack() as stack:
+        processes = None
+        if options.transport == "gloo":
+            processes = stack.enter_context(rank_processes(fault))
+        if processes is None or options.sp == "off":
+            prepare()
+        if options.sp == "off" and not overlay.needed():
+            raise UsageError(
+                "--sp off: the installed vLLM has sequence parallelism of its own; use auto"
+            )
+        if fault is not None and processes is None:
+            stack.enter_context(find(fault).apply())
+        rig = stack.enter_context(Rig(processes=processes))
         outcome = rig.step(options, batch, progress, schedule)
         progress("computing the reference in float64")
         truth = truth_of(options, rig.weights(options), batch, outcome)
@@ -94,7 +103,7 @@ def check_step(
         ranks=options.topology.world_size,
         tokens=batch.tokens,
         seed=options.seed,
-        transport="folded",
+        transport=options.transport,
         subject=report.Subject(**outcome.facts),  # type: ignore[arg-type]
         checks=checks,
         taps=judged.taps,

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+from rankfold.commands import faults as faulting
 from rankfold.commands import hunt as hunting
 from rankfold.commands.refuse import refuse
 from rankfold.errors import BAD_USAGE, BROKE, FAILS, HOLDS, INTERRUPTED
@@ -65,6 +66,7 @@ def _parser() -> _Parser:
         "--aux", default="", metavar="IDS", help="aux hidden states to capture, such as 1,3"
     )
     check.add_argument("--against", metavar="TOPOLOGY", help="compare logprobs with this topology")
+    hunting.add_transport(check)
     check.add_argument("--json", action="store_true", help="print the report as JSON")
     check.set_defaults(command=_check)
     script = commands.add_parser(
@@ -95,6 +97,7 @@ def _parser() -> _Parser:
     script.add_argument("--json", action="store_true", help="print the report as JSON")
     script.set_defaults(command=_run)
     hunting.add(commands)
+    faulting.add(commands)
     bench = commands.add_parser("bench", help="measure the folded runtime")
     bench.add_argument("--json", action="store_true", help="print the figures as JSON")
     bench.set_defaults(command=_bench)
@@ -122,6 +125,7 @@ def _check(arguments: argparse.Namespace) -> int:
             sp=arguments.sp,
             aux=_ids(arguments.aux),
             against=Topology.parse(arguments.against) if arguments.against else None,
+            transport=arguments.transport,
         )
         with Console(stderr=True).status("starting") as status:
             report = run_check(options, status.update)

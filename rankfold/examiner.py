@@ -6,24 +6,39 @@ from types import TracebackType
 from typing import Any, Self
 
 from model.batch import Batch
-from rankfold import verdicts
+from properties.headline import broken
 from rankfold.corpus import Corpus
 from rankfold.example import Example
 from rankfold.judge import Judgement, Related, judge
 from rankfold.options import Options
+from rankfold.processes import RankProcesses
 from rankfold.relate import relate
-from rankfold.rig import Kept, Rig
+from rankfold.rig import Kept, Rig, Weights
 from rankfold.run import Outcome
 from rankfold.truth import Truth
 from sim import SimError
 
 
+class References:
+    """What does not depend on the code under test: checkpoints and references. Examiners may share
+    it."""
+
+    def __init__(self, *, most: int = 256) -> None:
+        """Keep at most so many of each."""
+        self.weights: Weights = Kept(most)
+        self.corpora: Kept[Any, Corpus] = Kept(most)
+
+
 class Examiner:
     """Judges one example after another. Known findings are set aside and counted by the caller."""
 
-    def __init__(self, *, corpora: int = 256) -> None:
-        self._rig = Rig()
-        self._corpora: Kept[Any, Corpus] = Kept(corpora)
+    def __init__(
+        self, references: References | None = None, *, processes: RankProcesses | None = None
+    ) -> None:
+        """Share what others have made, and run on these processes; folded by default."""
+        references = references or References()
+        self._rig = Rig(weights=references.weights, processes=processes)
+        self._corpora = references.corpora
 
     def examine(self, example: Example) -> Judgement:
         """Run the example and apply every check.
@@ -44,7 +59,7 @@ class Examiner:
                     self._rig.step(options, each, schedule=schedule) for each in relation.derived
                 ]
         except SimError as error:
-            return Judgement(checks=[verdicts.broken(error)], taps=[])
+            return Judgement(checks=[broken(error)], taps=[])
         truth = self._truth(options, batch, outcome)
         related = []
         if relation is not None and outcome.broke is None:

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from model.taps import Captured
 from properties import TapVerdict, Verdict, compare_taps, same_across_ranks, same_across_stages
 from properties.aliasing import inputs_survive
-from properties.ledger_rules import same_messages
+from properties.headline import broken, headline, oracle, sanitizer
 from properties.metamorphic import rows_stay
 from properties.poison import no_poison
 from properties.relations import Relation
 from rankfold import verdicts
-from rankfold.headline import headline
-from rankfold.known import Known, known_of
+from rankfold.known import KNOWN, Known, known_of
 from rankfold.options import Options
 from rankfold.run import Outcome
 from rankfold.truth import Truth
@@ -73,28 +72,43 @@ def judge(
     captured: Sequence[Mapping[str, Captured]] = outcome.captured
     if outcome.broke is not None:
         ran = {name: value for name, value in ran.items() if outcome.recorded_whole(name)}
-    taps = compare_taps(topology, captured, ran, truth.bounds, truth.parts)
+    taps = compare_taps(topology, captured, ran, truth.bounds, truth.parts, truth.sources)
     known: dict[str, Known] = {}
-    if set_known_aside and not all(tap.ok for tap in taps):
-        known = known_of(options, taps)
+    if set_known_aside and any(each.possible(options) for each in KNOWN):
+        known = known_of(options, _wrong(options, captured, taps))
         taps = [tap for tap in taps if tap.name not in known]
         captured = _without(known, captured)
     # From causes to what they do: among checks about the same place the first one is read first.
     checks = [outcome.parameters] if outcome.parameters is not None else []
     checks.append(verdicts.sequence_parallel(options, outcome))
     checks.append(inputs_survive([result.overwritten for result in outcome.results]))
-    checks += _values(options, captured, taps)
     checks.append(verdicts.routing(truth))
+    checks += _values(options, captured, taps)
     if outcome.broke is not None:
-        checks.append(verdicts.broken(outcome.broke))
+        checks.append(broken(outcome.broke))
     else:
         checks.append(same_across_ranks(topology, captured))
         checks.append(same_across_stages(topology, captured))
-        checks.append(same_messages(topology, outcome.ledger.entries))
         checks.extend(_rows_stay(options, truth, captured, of, known) for of in related)
         checks.append(verdicts.agreement(outcome.ledger))
-    checks.append(verdicts.sanitizer(outcome.findings))
+    if outcome.findings is not None:
+        checks.append(sanitizer(outcome.findings))
     return Judgement(checks=checks, taps=taps, known=known)
+
+
+def _wrong(
+    options: Options, captured: Sequence[Mapping[str, Captured]], taps: Sequence[TapVerdict]
+) -> list[tuple[str, str]]:
+    """The wrong taps, each with its class of fault, by their values and by comparing the ranks."""
+    wrong = [(tap.name, tap.kind) for tap in taps if not tap.ok]
+    names = {name for name, _ in wrong}
+    while True:
+        left = [{n: t for n, t in of_rank.items() if n not in names} for of_rank in captured]
+        ranks = same_across_ranks(options.topology, left)
+        if ranks.ok:
+            return wrong
+        wrong.append((ranks.at, ranks.kind))
+        names.add(ranks.at)
 
 
 def _values(
@@ -102,12 +116,12 @@ def _values(
 ) -> list[Verdict]:
     """The oracle and poison. Poison is no number, so right values need no closer look; and it is
     the cause only where the first wrong value is wrong by being no number."""
-    oracle = verdicts.oracle(taps)
-    if oracle.ok:
+    values = oracle(taps)
+    if values.ok:
         what = "no uninitialised memory and no padding row reaches a token's row"
-        return [Verdict(name="poison", ok=True, what=what), oracle]
+        return [Verdict(name="poison", ok=True, what=what), values]
     poison = no_poison(options.topology, options.tokens, captured)
-    return [poison, oracle] if oracle.kind == "not finite" else [oracle, poison]
+    return [poison, values] if values.kind == "not finite" else [values, poison]
 
 
 def _rows_stay(
@@ -119,7 +133,7 @@ def _rows_stay(
 ) -> Verdict:
     for outcome in related.outcomes:
         if outcome.broke is not None:
-            return verdicts.broken(outcome.broke)
+            return broken(outcome.broke)
     return rows_stay(
         related.relation,
         options.topology,

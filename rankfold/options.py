@@ -22,6 +22,8 @@ MEGA_MOE = "deep_gemm_mega_moe"
 MOE_BACKENDS = ("auto", MEGA_MOE)
 EXPERT_DTYPES = ("bf16", "mxfp8")
 
+TRANSPORTS = ("folded", "gloo")
+
 MOST_TOKENS = 2048
 """Tokens of one step; vLLM's scheduler hands out no more by default."""
 
@@ -45,6 +47,8 @@ class Options:
     aux: tuple[int, ...] = ()
     """Ids of the aux hidden states to capture: id k is the stream before layer k."""
     against: Topology | None = None
+    transport: str = "folded"
+    """What the ranks are: threads of this process in turns, or processes over gloo."""
 
     def __post_init__(self) -> None:
         if not self.dtype:
@@ -53,6 +57,7 @@ class Options:
         _one_of("--moe-backend", self.moe_backend, MOE_BACKENDS)
         _one_of("--expert-dtype", self.expert_dtype, EXPERT_DTYPES)
         _one_of("--sp", self.sp, ("auto", "off"))
+        _one_of("--transport", self.transport, TRANSPORTS)
         if self.mega and self.dtype != "bfloat16":
             raise UsageError(f"{MEGA_MOE} returns bfloat16; use --dtype bfloat16")
         if self.mega and not self.topology.ep and "m" in self.layers:

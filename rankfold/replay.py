@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -133,23 +132,24 @@ class Replayed:
         return {"file": self.file, "reproduced": self.reproduced, **shown}
 
 
-def run_replay(path: Path, progress: Progress) -> Replayed:
+def run_replay(path: Path, progress: Progress, *, transport: str = "folded") -> Replayed:
     """Run a replay file's example again, with all checks and the reference of its own batch.
+
+    transport: what the ranks are; "gloo" has a schedule of its own.
 
     Raises:
         UsageError: the file is no good.
         SimError: the model cannot be built.
     """
     replay = Replay.read(path)
-    fault = find(replay.fault).apply() if replay.fault else nullcontext()
     example = replay.example
     shown = check_step(
-        example.options(),
+        replace(example.options(), transport=transport),
         example.batch(),
         progress,
         schedule=example.run_schedule(),
         relations=[example.relation] if example.relation else [],
-        under=fault,
+        fault=replay.fault,
     )
     first = shown.first
     return Replayed(

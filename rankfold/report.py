@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from properties import TapVerdict, Verdict
-from rankfold.headline import headline
+from properties.headline import headline
 
 
 @dataclass(frozen=True, kw_only=True)

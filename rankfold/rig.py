@@ -6,6 +6,7 @@ ten steps, building a model two; so both are kept and used again, the least rece
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,17 +16,19 @@ from typing import Any, Self, TypeVar
 import torch
 
 from model.batch import Batch
-from model.facts import facts
 from model.provenance import Numbering
 from model.rank_state import RANK_LOCAL
-from model.subject import StepResult, Subject
+from model.subject import StepResult
 from properties import Verdict
 from properties.parameters import Layout, loaded_once
 from properties.poison import poisoned
-from properties.sanitizer import Sanitizer
+from properties.sanitizer import Finding, Sanitizer
 from rankfold.options import Options
-from rankfold.run import PLUMBING, Outcome, Progress, build, full_checkpoint
+from rankfold.processes import RankProcesses
+from rankfold.rank_programs import build_model, drop_model, partial_step, step_model
+from rankfold.run import PLUMBING, Outcome, Progress, full_checkpoint
 from sim import Schedule, SimError, Topology, World
+from sim.gloo import GlooWorld
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -54,11 +57,18 @@ class Kept(OrderedDict[K, V]):
             self._let_go(self.popitem()[1])
 
 
+Weights = Kept[Any, dict[str, torch.Tensor]]
+"""Checkpoints by `Options.weights_key`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Built:
     """A model on every rank of a world."""
 
-    subjects: list[Subject]
+    number: int
+    """Under which the ranks keep it."""
+    facts: Mapping[str, Any]
+    """Of the last rank's model."""
     parameters: Verdict
     """Whether its parameters were loaded where they belong."""
 
@@ -66,59 +76,107 @@ class Built:
 class Stand:
     """One topology's world, and the models that were built on it."""
 
-    def __init__(self, topology: Topology, models: int) -> None:
+    def __init__(
+        self, topology: Topology, models: int, processes: RankProcesses | None = None
+    ) -> None:
         self.sanitizer = Sanitizer()
-        self.world = World(
-            topology, rank_local=RANK_LOCAL, plumbing=PLUMBING, observers=[self.sanitizer]
-        )
-        self._models: Kept[Any, Built] = Kept(models)
+        self.world: World | GlooWorld
+        if processes is None:
+            self.world = World(
+                topology, rank_local=RANK_LOCAL, plumbing=PLUMBING, observers=[self.sanitizer]
+            )
+        else:
+            self.world = processes.world(topology)
+        self._models: Kept[Any, Built] = Kept(models, self._drop)
         self._parameters: dict[Any, Verdict] = {}
+        self._numbers = itertools.count()
 
     def built(self, options: Options, weights: Mapping[str, torch.Tensor]) -> Built:
         """The model of these options on every rank."""
         return self._models.of(options.model_key, lambda: self._build(options, weights))
 
+    def step(
+        self, built: Built, batch: Batch, aux: tuple[int, ...], schedule: Schedule
+    ) -> list[StepResult]:
+        """Run one step on every rank, under poison. Processes have a schedule of their own."""
+        if isinstance(self.world, World):
+            with poisoned():
+                return self.world.run(
+                    step_model, built.number, batch, aux, False, schedule=schedule
+                )
+        return self.world.run(step_model, built.number, batch, aux, True)
+
+    def partial(self, built: Built) -> list[StepResult]:
+        """What the ranks recorded of a step that broke."""
+        topology = self.world.topology
+        found = self.world.salvage(partial_step, built.number)
+        return [
+            StepResult(stage=topology.coordinates(rank)["pp"]) if result is None else result
+            for rank, result in enumerate(found)
+        ]
+
+    @property
+    def findings(self) -> tuple[Finding, ...] | None:
+        """What the sanitizer found; it cannot see the operands of processes."""
+        return tuple(self.sanitizer.findings) if isinstance(self.world, World) else None
+
     def _build(self, options: Options, weights: Mapping[str, torch.Tensor]) -> Built:
         # Which parameter goes where does not depend on the numbers in it: a look at one model of
         # a layout is enough.
-        layout = options.layout_key
-        if layout in self._parameters:
-            subjects = self.world.run(build, options, weights)
-            return Built(subjects=subjects, parameters=self._parameters[layout])
-        numbering = Numbering.of(weights)
-        subjects = self.world.run(build, options, weights, numbering)
-        verdict = loaded_once(
-            Layout(
-                topology=options.topology,
-                kv_heads=options.tiny.num_key_value_heads,
-                whole_shared_experts=options.mega,
-            ),
-            numbering,
-            [subject.loaded for subject in subjects if subject.loaded is not None],
-        )
-        self._parameters[layout] = verdict
-        return Built(subjects=subjects, parameters=verdict)
+        layout, number = options.layout_key, next(self._numbers)
+        known = self._parameters.get(layout)
+        numbering = Numbering.of(weights) if known is None else None
+        ranks = self.world.run(build_model, number, options, weights, numbering)
+        if known is None:
+            assert numbering is not None
+            known = self._parameters[layout] = loaded_once(
+                Layout(
+                    topology=options.topology,
+                    kv_heads=options.tiny.num_key_value_heads,
+                    whole_shared_experts=options.mega,
+                ),
+                numbering,
+                [rank.loaded for rank in ranks if rank.loaded is not None],
+            )
+        return Built(number=number, facts=ranks[-1].facts, parameters=known)
+
+    def _drop(self, built: Built) -> None:
+        self.world.run(drop_model, built.number)
 
     def close(self) -> None:
-        """End the world's ranks."""
-        self._models.drop_all()
+        """End the world's ranks, and with them the models."""
+        self._models.clear()
         self.world.close()
 
 
 class Rig:
-    """Runs steps on folded worlds, and keeps the worlds and models for the next ones.
+    """Runs steps on worlds, and keeps the worlds and models for the next ones.
 
     A change to the code under test (a fault) needs a rig of its own: models that were built before
     it would hide it.
     """
 
-    def __init__(self, *, worlds: int = 24, models: int = 64) -> None:
-        """Keep at most so many worlds, and on each of them so many models."""
+    def __init__(
+        self,
+        *,
+        worlds: int | None = None,
+        models: int = 64,
+        weights: Weights | None = None,
+        processes: RankProcesses | None = None,
+    ) -> None:
+        """Keep at most so many worlds, and on each of them so many models.
+
+        worlds: 24 by default, or 3 of processes, since each has processes of its own.
+        weights: checkpoints that were made already; new ones are added.
+        processes: what the ranks are; folded by default.
+        """
         # Ranks take turns, so one rank's math threads would only get in the way of the next one's.
         torch.set_num_threads(1)
-        self._models = models
+        self._models, self._processes = models, processes
+        if worlds is None:
+            worlds = 24 if processes is None else 3
         self._stands: Kept[str, Stand] = Kept(worlds, Stand.close)
-        self._weights: Kept[Any, dict[str, torch.Tensor]] = Kept(models)
+        self._weights: Weights = Kept(models) if weights is None else weights
 
     def weights(self, options: Options) -> dict[str, torch.Tensor]:
         """The full checkpoint that all ranks load their parts of."""
@@ -144,26 +202,24 @@ class Rig:
                 outcome.
         """
         topology, weights = options.topology, self.weights(options)
+        kind = "folded ranks" if self._processes is None else "processes over gloo"
         if topology.word not in self._stands:
-            progress(f"building {topology} on {topology.world_size} folded ranks")
-        stand = self._stands.of(topology.word, lambda: Stand(topology, self._models))
-        world = stand.world
+            progress(f"building {topology} on {topology.world_size} {kind}")
         broke: SimError | None = None
         results: Sequence[StepResult]
         try:
+            stand = self._stands.of(
+                topology.word, lambda: Stand(topology, self._models, self._processes)
+            )
             built = stand.built(options, weights)
-            subjects = built.subjects
-            world.ledger.clear()
+            stand.world.ledger.clear()
             stand.sanitizer.clear()
             progress(f"running {topology}")
             try:
-                with poisoned():
-                    results = world.run(
-                        _step, subjects, batch, options.aux, schedule=schedule or Schedule()
-                    )
+                results = stand.step(built, batch, options.aux, schedule or Schedule())
             except SimError as error:
                 broke = error
-                results = [subject.partial_result() for subject in subjects]
+                results = stand.partial(built)
         except BaseException:
             self._discard(topology)
             raise
@@ -172,10 +228,10 @@ class Rig:
         return Outcome(
             topology=topology,
             results=list(results),
-            ledger=world.ledger,
-            facts=facts(subjects[-1].model),
+            ledger=stand.world.ledger.copy(),
+            facts=built.facts,
             broke=broke,
-            findings=tuple(stand.sanitizer.findings),
+            findings=stand.findings,
             parameters=built.parameters,
         )
 
@@ -199,9 +255,3 @@ class Rig:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _step(ctx: Any, subjects: Sequence[Subject], batch: Batch, aux: tuple[int, ...]) -> StepResult:
-    subject = subjects[ctx.rank]
-    subject.capture_aux(aux)
-    return subject.step(batch)

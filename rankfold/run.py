@@ -38,8 +38,8 @@ class Outcome:
     facts: Mapping[str, object]
     broke: SimError | None = None
     """Why the step did not come to its end; the taps are what was recorded until then."""
-    findings: Sequence[Finding] = ()
-    """What the sanitizer found in the step."""
+    findings: Sequence[Finding] | None = ()
+    """What the sanitizer found in the step; None if nobody looked at the operands."""
     parameters: Verdict | None = None
     """Whether the model's parameters were loaded where they belong; None if nobody looked."""
 

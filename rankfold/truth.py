@@ -17,6 +17,7 @@ from rankfold.run import Outcome
 
 V = TypeVar("V")
 Parts = Mapping[str, torch.Tensor]
+RESIDUAL, ATTENTION, FFN = "the residual", "attention's output", "the FFN's output"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +29,10 @@ class Truth:
     bounds: dict[str, float]
     """Largest deviation that rounding can explain."""
     parts: dict[str, Parts]
-    """For taps that are sums: the parts, by name."""
+    """For taps that are sums: the parts, by name; "+" begins the name of one that may be added by
+    mistake."""
+    sources: dict[str, dict[str, str]]
+    """The taps of these parts."""
     routing_rejected: tuple[tuple[int, int], ...]
     """(layer, token) that the run routed to experts that are not the best."""
 
@@ -78,7 +82,8 @@ def truth_from(options: Options, outcome: Outcome, bounds: reference.Bounds) -> 
     return Truth(
         taps=_in_program_order(options, outcome, bounds.result.taps),
         bounds=_in_program_order(options, outcome, bounds.taps),
-        parts=_parts(options, bounds.result),
+        parts=_in_program_order(options, outcome, _parts(options, bounds.result), exact=False),
+        sources=_in_program_order(options, outcome, _sources(options), exact=False),
         routing_rejected=tuple(bounds.result.routing_rejected),
     )
 
@@ -90,23 +95,30 @@ def _parts(options: Options, result: reference.Result) -> dict[str, Parts]:
     stream = taps["embed"]
     for layer in range(len(options.layers)):
         name = f"layers.{layer}"
-        attention, residual = taps[f"{name}.attn"], taps[f"{name}.residual"]
-        ffn = taps[f"{name}.ffn"]
-        parts[f"{name}.residual"] = {"the residual": stream, "attention's output": attention}
+        residual = taps[f"{name}.residual"]
+        parts[f"{name}.residual"] = {RESIDUAL: stream, ATTENTION: taps[f"{name}.attn"]}
         # Whoever adds the residual too early puts it into the layer's output.
-        parts[f"{name}.attn"] = {"the residual": stream}
-        parts[f"{name}.ffn"] = {"the residual": residual}
+        parts[f"{name}.attn"] = {f"+{RESIDUAL}": stream}
+        parts[f"{name}.ffn"] = {f"+{RESIDUAL}": residual}
         if layer in options.tiny.moe_layers:
             experts = {
                 "the shared expert's output": inner[f"{name}.shared"],
                 "the routed experts' output": inner[f"{name}.routed"],
             }
             parts[f"{name}.ffn"] = {**experts, **parts[f"{name}.ffn"]}
-        parts[f"{name}.stream"] = {"the residual": residual, "the FFN's output": ffn}
+        parts[f"{name}.stream"] = {RESIDUAL: residual, FFN: taps[f"{name}.ffn"]}
         stream = taps[f"{name}.stream"]
-    for aux_id in filter(None, options.aux):
-        parts[f"aux.{aux_id}"] = parts[f"layers.{aux_id - 1}.stream"]
     return parts
+
+
+def _sources(options: Options) -> dict[str, dict[str, str]]:
+    """The taps of what streams are sums of."""
+    sources = {}
+    for layer in range(len(options.layers)):
+        name = f"layers.{layer}"
+        sources[f"{name}.residual"] = {ATTENTION: f"{name}.attn"}
+        sources[f"{name}.stream"] = {FFN: f"{name}.ffn"}
+    return sources
 
 
 def routing_of(options: Options, batch: Batch, outcome: Outcome) -> dict[int, torch.Tensor]:
@@ -115,7 +127,7 @@ def routing_of(options: Options, batch: Batch, outcome: Outcome) -> dict[int, to
     for layer in options.tiny.moe_layers:
         name = f"layers.{layer}.experts_chosen"
         local = {r: taps[name] for r, taps in enumerate(outcome.captured) if name in taps}
-        if not local:
+        if not local or (outcome.broke is not None and not outcome.recorded_whole(name)):
             continue
         placement = Placement.parse(next(iter(local.values())).declared)
         try:
@@ -130,8 +142,13 @@ def routing_of(options: Options, batch: Batch, outcome: Outcome) -> dict[int, to
     return routing
 
 
-def _in_program_order(options: Options, outcome: Outcome, by_tap: Mapping[str, V]) -> dict[str, V]:
-    """The reference's taps with those of stage boundaries and aux hidden states put in."""
+def _in_program_order(
+    options: Options, outcome: Outcome, by_tap: Mapping[str, V], *, exact: bool = True
+) -> dict[str, V]:
+    """The reference's taps with those of stage boundaries and aux hidden states put in.
+
+    exact: whether every tap has a value; else those that lack one are left out.
+    """
     last_stage = outcome.topology.pp - 1
     stage_ends = {}
     for result in outcome.results:
@@ -139,21 +156,26 @@ def _in_program_order(options: Options, outcome: Outcome, by_tap: Mapping[str, V
         if layers and result.stage < last_stage:
             stage_ends[max(layers)] = result.stage
     merged: dict[str, V] = {}
-    for name, value in by_tap.items():
-        merged[name] = value
+
+    def put(name: str, like: str) -> None:
+        if exact or like in by_tap:
+            merged[name] = by_tap[like]
+
+    for name in by_tap:
+        put(name, name)
         parts = name.split(".")
         if parts[-1] == "ffn" and int(parts[1]) in stage_ends:
             layer, stage = int(parts[1]), stage_ends[int(parts[1])]
             for side in (f"stage.{stage}.send", f"stage.{stage + 1}.recv"):
-                merged[f"{side}.hidden_states"] = value
-                merged[f"{side}.residual"] = by_tap[f"layers.{layer}.residual"]
+                put(f"{side}.hidden_states", name)
+                put(f"{side}.residual", f"layers.{layer}.residual")
                 for slot, aux_id in enumerate(i for i in options.aux if i <= layer + 1):
-                    merged[f"{side}.aux_hidden_states_{slot}"] = _aux(by_tap, aux_id)
+                    put(f"{side}.aux_hidden_states_{slot}", _aux(aux_id))
     for aux_id in options.aux:
-        merged[f"aux.{aux_id}"] = _aux(by_tap, aux_id)
+        put(f"aux.{aux_id}", _aux(aux_id))
     return merged
 
 
-def _aux(by_tap: Mapping[str, V], aux_id: int) -> V:
+def _aux(aux_id: int) -> str:
     """Aux hidden state k is the stream before layer k."""
-    return by_tap["embed" if aux_id == 0 else f"layers.{aux_id - 1}.stream"]
+    return "embed" if aux_id == 0 else f"layers.{aux_id - 1}.stream"

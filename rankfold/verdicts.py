@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from properties import TapVerdict, Verdict
-from properties.sanitizer import Finding
+from properties import Verdict
 from rankfold import report
 from rankfold.options import Options
 from rankfold.run import Outcome
 from rankfold.truth import Truth
-from sim import Ledger, SimError
-
-
-def broken(error: SimError) -> Verdict:
-    """The step did not come to its end."""
-    headline, *ranks = str(error).splitlines()
-    return Verdict(
-        name="run",
-        ok=False,
-        what=f"the step broke: {headline}",
-        where="; ".join(line.strip() for line in ranks),
-        why="see the first wrong tap, if there is one: it may be the cause",
-        kind=error.kind,
-        at=first_site(error),
-    )
+from sim import Ledger
 
 
 def sequence_parallel(options: Options, outcome: Outcome) -> Verdict:
@@ -44,28 +27,6 @@ def sequence_parallel(options: Options, outcome: Outcome) -> Verdict:
     )
 
 
-def oracle(taps: Sequence[TapVerdict]) -> Verdict:
-    """The first wrong tap in program order is the headline; the rest follows from it."""
-    wrong = [tap for tap in taps if not tap.ok]
-    if not wrong:
-        return Verdict(
-            name="oracle",
-            ok=True,
-            what=f"{len(taps)} taps are within their rounding bounds of the float64 reference",
-        )
-    first, rest = wrong[0], len(wrong) - 1
-    follows = f"; {rest} later taps follow from it" if rest else ""
-    return Verdict(
-        name="oracle",
-        ok=False,
-        what=f"{first.name} is off by {first.max_abs_err:.3g} (bound {first.bound:.2g})",
-        where=f"{first.name}, expected {first.expected}; {first.where}",
-        why=first.why + follows,
-        kind=first.kind,
-        at=first.name,
-    )
-
-
 def routing(truth: Truth) -> Verdict:
     """Every token went to its best experts, near ties aside."""
     rejected = truth.routing_rejected
@@ -80,33 +41,6 @@ def routing(truth: Truth) -> Verdict:
         why="the choice differs by more than rounding can explain: wrong router input, bias or ids",
         kind="wrong experts",
         at=f"layers.{layer}.experts_chosen",
-    )
-
-
-def first_site(error: SimError) -> str:
-    """The operation and source line of the first rank that an error reports, if it has one."""
-    for rank in error.ranks:
-        if rank.operation or rank.site:
-            return f"{rank.operation} at {rank.site}".strip()
-    return ""
-
-
-def sanitizer(findings: Sequence[Finding]) -> Verdict:
-    """The first wrong operation, as seen from the operands alone."""
-    found = [finding for finding in findings if finding.allowed is None]
-    name = "sanitizer"
-    if not found:
-        return Verdict(name=name, ok=True, what="no operation is wrong by its operands")
-    first, rest = found[0], len(found) - 1
-    more = f"; {rest} more such findings" if rest else ""
-    return Verdict(
-        name=name,
-        ok=False,
-        what=first.what,
-        where=first.where,
-        why=first.why + more,
-        kind=first.rule,
-        at=first.operation,
     )
 
 

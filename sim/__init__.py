@@ -20,6 +20,7 @@
 | observer.py | what may watch the traffic |
 | clock.py | the transport's own time, for the benchmark |
 | errors.py, reports.py, callsite.py | what is said when a run breaks |
+| gloo/ | the same programs on real processes and real gloo groups |
 """
 
 from .clock import TransportClock, transport_clock
@@ -29,7 +30,9 @@ from .errors import (
     Mismatch,
     Misuse,
     NotAMember,
+    RankDied,
     RankFailed,
+    RankHung,
     RankReport,
     SimError,
     Undelivered,
@@ -53,7 +56,9 @@ __all__ = [
     "Observer",
     "RankCache",
     "RankContext",
+    "RankDied",
     "RankFailed",
+    "RankHung",
     "RankLocal",
     "RankReport",
     "RankSlot",

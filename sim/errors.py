@@ -17,7 +17,8 @@ class RankReport:
     rank: int
     """Global rank."""
     state: str
-    """"waits in", "is in", "has finished", "raised", "runs" or "left"; of a reused buffer "changed
+    """"waits in", "is in", "has finished", "raised", "runs" or "left"; of a process "died",
+    "died in", "hangs" or "hangs in"; of a reused buffer "changed
     a buffer of" or "passed a buffer in flight to"."""
     operation: str = ""
     """The pending operation with its operands, such as "all_reduce(sum) float32[4, 8]"."""
@@ -76,6 +77,14 @@ class Mismatch(SimError):
 
 class RankFailed(SimError):
     """A rank raised. The exception is `__cause__`, with the rank's own traceback."""
+
+
+class RankDied(SimError):
+    """The process of a rank ended: it was killed, crashed, or called exit."""
+
+
+class RankHung(SimError):
+    """A rank neither came back nor started an operation for longer than the limit."""
 
 
 class NotAMember(SimError):

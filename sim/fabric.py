@@ -209,13 +209,12 @@ class Fabric:
             observer.collective(group, calls)
         late = self._late
         _write_outputs(collective, calls if late is None else late.carried_out(calls, works))
-        self.ledger.append(_entry(group, calls, collective.moved(calls)))
+        self.ledger.append(entry_of(group, calls, collective.moved(calls)))
 
     def _deliver(self, group: Group, send: Post, recv: Post) -> None:
         sent, buffer = send.tensor, recv.tensor
-        if sent.numel() != buffer.numel() or sent.dtype != buffer.dtype:
-            wrong = f"rank {send.rank} sends {describe(sent)}, but rank {recv.rank} expects "
-            headline = f"mismatch on {group}: {wrong}{describe(buffer)}"
+        if wrong := unlike(send, recv):
+            headline = f"mismatch on {group}: {wrong}"
             now = {send.rank: (send, group), recv.rank: (recv, group)}
             self.fail(Mismatch(headline, reports.of_ranks(self, now=now)))
         for observer in self._observers:
@@ -227,19 +226,7 @@ class Fabric:
         else:
             flight.landing = [(buffer, sent)]
             flight.sender = None if send.work is None else send.work.flight
-        self.ledger.append(
-            Entry(
-                op="send",
-                group=group.label,
-                ranks=(send.rank, recv.rank),
-                sequence=send.sequence,
-                dtype=dtype_name(sent.dtype),
-                shapes=((sent.shape,), (buffer.shape,)),
-                bytes=sent.numel() * sent.element_size(),
-                detail=f"tag {send.tag}" if send.tag else "",
-                sites=(send.site, recv.site),
-            )
-        )
+        self.ledger.append(message_entry(group, send, recv))
         if recv.work is not None:
             recv.work.source = send.source
         for post in (send, recv):
@@ -247,7 +234,34 @@ class Fabric:
                 post.work.finish()
 
 
-def _entry(group: Group, calls: list[Call], moved: int) -> Entry:
+def unlike(send: Post, recv: Post) -> str | None:
+    """What a send and the receive that takes it disagree on, in one line."""
+    sent, buffer = send.tensor, recv.tensor
+    if sent.numel() == buffer.numel() and sent.dtype == buffer.dtype:
+        return None
+    return (
+        f"rank {send.rank} sends {describe(sent)}, but rank {recv.rank} expects {describe(buffer)}"
+    )
+
+
+def message_entry(group: Group, send: Post, recv: Post) -> Entry:
+    """The ledger's entry of a message."""
+    sent = send.tensor
+    return Entry(
+        op="send",
+        group=group.label,
+        ranks=(send.rank, recv.rank),
+        sequence=send.sequence,
+        dtype=dtype_name(sent.dtype),
+        shapes=((sent.shape,), (recv.tensor.shape,)),
+        bytes=sent.numel() * sent.element_size(),
+        detail=f"tag {send.tag}" if send.tag else "",
+        sites=(send.site, recv.site),
+    )
+
+
+def entry_of(group: Group, calls: Sequence[Call], moved: int) -> Entry:
+    """The ledger's entry of a collective, of which `moved` bytes crossed between ranks."""
     first = calls[0]
     operands = first.operands()
     if first.op in UNEVEN:

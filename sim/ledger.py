@@ -67,6 +67,12 @@ class Ledger:
         """Forget everything, for example between the building of a model and its first step."""
         self.entries.clear()
 
+    def copy(self) -> Ledger:
+        """A ledger of its own with what has been recorded until now."""
+        copied = Ledger()
+        copied.entries = list(self.entries)
+        return copied
+
     def __len__(self) -> int:
         return len(self.entries)
 
@@ -86,3 +92,26 @@ def totals(entries: Sequence[Entry]) -> dict[tuple[str, str], tuple[int, int]]:
         count, size = sums.get((entry.group, entry.op), (0, 0))
         sums[entry.group, entry.op] = (count + 1, size + entry.bytes)
     return dict(sorted(sums.items()))
+
+
+def canonical(entries: Sequence[Entry]) -> list[Entry]:
+    """These entries in the order in which ledgers of different transports are compared.
+
+    By group, then its ranks, then collectives before messages, then number: each group's own order
+    stands. Which of two groups came first depends on the scheduler, so it is no part of it.
+    """
+    return sorted(entries, key=lambda e: (e.group, e.ranks, e.op == "send", e.sequence))
+
+
+def first_difference(one: Sequence[Entry], other: Sequence[Entry]) -> str | None:
+    """Where two ledgers of one run of a program differ, in one line; None if they are equal."""
+    ours = [entry.to_json() for entry in canonical(one)]
+    theirs = [entry.to_json() for entry in canonical(other)]
+    for a, b in zip(ours, theirs, strict=False):
+        if a != b:
+            return f"{json.dumps(a, sort_keys=True)} is not {json.dumps(b, sort_keys=True)}"
+    if len(ours) != len(theirs):
+        longer = max(ours, theirs, key=len)
+        extra = json.dumps(longer[min(len(ours), len(theirs))], sort_keys=True)
+        return f"{len(ours)} entries are not {len(theirs)}; the first of the rest is {extra}"
+    return None

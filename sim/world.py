@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
 
@@ -35,6 +35,8 @@ class RankContext:
     rank: int
     world_size: int
     topology: Topology
+    kept: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+    """What this rank's programs keep from one run of the world to the next."""
 
 
 class World:
@@ -101,6 +103,7 @@ class World:
         self._errors: dict[int, BaseException] = {}
         self._broken: SimError | None = None
         self._closed = False
+        self._contexts = [RankContext(rank, self.size, self.topology) for rank in range(self.size)]
         for rank in range(self.size):
             self._swap.new_rank(rank)
         c10d.install()
@@ -197,6 +200,14 @@ class World:
         results, self._results = self._results, []
         return results
 
+    def salvage(self, look: Callable[..., R], *args: Any) -> list[R | None]:
+        """After a run that broke: `look(context, ...)` for every rank, outside of its turn.
+
+        For what the ranks keep; nothing may be sent or received there. Over processes a rank
+        that has died gives None.
+        """
+        return [look(context, *args) for context in self._contexts]
+
     def close(self) -> None:
         """End the ranks and restore torch. Closing again is harmless."""
         if self._closed:
@@ -205,6 +216,8 @@ class World:
             raise Misuse("World.close was called from inside one of its ranks")
         self._closed = True
         self._job = None
+        for context in self._contexts:
+            context.kept.clear()
         self._swap.save(None)
         for rank, thread in enumerate(self._threads):
             if not self._baton.running[rank]:
@@ -227,7 +240,7 @@ class World:
     # --- a rank's thread ---
 
     def _live(self, rank: int) -> None:
-        context = RankContext(rank, self.size, self.topology)
+        context = self._contexts[rank]
         while True:
             try:
                 self._baton.await_turn(rank)

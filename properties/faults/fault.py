@@ -37,3 +37,5 @@ class Fault:
     """Where a right verdict may place it: parts of `Verdict.at` or of `Verdict.where`."""
     needs: tuple[tuple[str, object], ...] = ()
     """Fields of an example without which it cannot show, such as ("moe_backend", ...)."""
+    limits: str = ""
+    """Why the headline does not name its class or place, where it does not yet."""

@@ -28,7 +28,9 @@ def add(commands: Any) -> None:
     hunt.add_argument("--seconds", type=float, help="stop after so long (default 60)")
     hunt.add_argument("--examples", type=int, help="stop after so many examples")
     hunt.add_argument("--seed", type=int, default=0, help="of the search (default 0)")
-    hunt.add_argument("--workers", type=int, help="processes (default: one for each core, to 8)")
+    hunt.add_argument(
+        "--workers", type=int, help="processes (default: one for each core, to 8; over gloo 1)"
+    )
     hunt.add_argument("--fault", metavar="NAME", help="switch a known bug on, to see it found")
     hunt.add_argument(
         "--exhaustive",
@@ -39,6 +41,7 @@ def add(commands: Any) -> None:
     hunt.add_argument(
         "--out", metavar="DIRECTORY", help="where replay files go (default .rankfold)"
     )
+    add_transport(hunt)
     hunt.add_argument("--json", action="store_true", help="print the report as JSON")
     hunt.set_defaults(command=_hunt)
     replay = commands.add_parser(
@@ -47,8 +50,18 @@ def add(commands: Any) -> None:
         epilog="exit codes: 0 it holds now, 1 a check fails, 2 no good file, 3 the run broke",
     )
     replay.add_argument("file", help="a file that rankfold hunt has written")
+    add_transport(replay)
     replay.add_argument("--json", action="store_true", help="print the report as JSON")
     replay.set_defaults(command=_replay)
+
+
+def add_transport(command: Any) -> None:
+    """Add the option that says what the ranks are."""
+    command.add_argument(
+        "--transport",
+        default="folded",
+        help="folded (default): all ranks in this process; or gloo: a process a rank, real gloo",
+    )
 
 
 def _hunt(arguments: argparse.Namespace) -> int:
@@ -65,6 +78,8 @@ def _hunt(arguments: argparse.Namespace) -> int:
         from sim import Topology
 
         given = {} if arguments.workers is None else {"workers": arguments.workers}
+        if arguments.transport == "gloo":
+            given.setdefault("workers", 1)  # each has ranks of its own, which fill the cores
         options = HuntOptions(
             topologies=tuple(map(Topology.parse, arguments.topology)),
             seconds=arguments.seconds,
@@ -74,6 +89,7 @@ def _hunt(arguments: argparse.Namespace) -> int:
             exhaustive=arguments.exhaustive,
             state=Path(arguments.state) if arguments.state else None,
             directory=Path(arguments.out) if arguments.out else DIRECTORY,
+            transport=arguments.transport,
             **given,
         )
         console = Console(stderr=True)
@@ -106,7 +122,9 @@ def _replay(arguments: argparse.Namespace) -> int:
         from rankfold.replay import run_replay
 
         with Console(stderr=True).status("starting") as status:
-            replayed = run_replay(Path(arguments.file), status.update)
+            replayed = run_replay(
+                Path(arguments.file), status.update, transport=arguments.transport
+            )
     except SimError as error:
         if arguments.json:
             print(json.dumps({"ok": False, "error": error.to_json()}, indent=2))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.metadata
 import os
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,7 +24,8 @@ from rankfold.hunt.search import Budget, Failure, extent, search
 from rankfold.hunt.space import Space
 from rankfold.hunt.tally import Tally
 from rankfold.hunt.workers import Link, run_workers
-from rankfold.options import Options
+from rankfold.options import TRANSPORTS, Options
+from rankfold.processes import rank_processes
 from rankfold.replay import Expected, Replay
 from sim import Topology
 
@@ -52,8 +54,12 @@ class HuntOptions:
     state: Path | None = None
     """Progress of an exhaustive hunt."""
     directory: Path = DIRECTORY
+    transport: str = "folded"
+    """What the ranks are: threads of a worker in turns, or processes over gloo."""
 
     def __post_init__(self) -> None:
+        if self.transport not in TRANSPORTS:
+            raise UsageError(f"--transport {self.transport!r}: use {', '.join(TRANSPORTS)}")
         if self.seconds is None and self.examples is None and not self.exhaustive:
             object.__setattr__(self, "seconds", SECONDS)
         if self.workers < 1:
@@ -82,10 +88,14 @@ def run_hunt(options: HuntOptions, progress: Progress) -> HuntReport:
     fault = find(options.fault) if options.fault else None
     torch.set_num_threads(1)
     progress("importing vLLM")
+    if options.transport == "gloo":
+        return _Hunt(options, progress).run()  # vLLM and the fault are in the ranks' processes
     prepare()
+    # vLLM's hundred thousand objects live for ever: no collection has to look at them again.
+    gc.collect()
+    gc.freeze()
     with fault.apply() if fault else nullcontext():
-        hunt = _Hunt(options, progress)
-        return hunt.exhaust() if options.exhaustive else hunt.search()
+        return _Hunt(options, progress).run()
 
 
 class _Hunt:
@@ -97,6 +107,19 @@ class _Hunt:
         self._failures: list[Failure] = []
         self._found = False
         self._started = time.monotonic()
+
+    def run(self) -> HuntReport:
+        """Search, or go through every case."""
+        return self.exhaust() if self._options.exhaustive else self.search()
+
+    @contextmanager
+    def _examiner(self) -> Iterator[Examiner]:
+        """A worker's examiner, with its ranks."""
+        with ExitStack() as stack:
+            processes = None
+            if self._options.transport == "gloo":
+                processes = stack.enter_context(rank_processes(self._options.fault))
+            yield stack.enter_context(Examiner(processes=processes))
 
     def search(self) -> HuntReport:
         """Draw examples at random."""
@@ -110,7 +133,7 @@ class _Hunt:
         def job(link: Link, number: int) -> None:
             told = _Told(link)
             budget = Budget(seconds=options.seconds, examples=share, stopped=link.stopped)
-            with Examiner() as examiner:
+            with self._examiner() as examiner:
                 seed = options.seed * 4099 + number
                 failure = search(
                     space,
@@ -146,7 +169,7 @@ class _Hunt:
                 told.tick()
                 return link.stopped() or budget.spent(told.count * options.workers)
 
-            with Examiner() as examiner:
+            with self._examiner() as examiner:
                 for block in left[number :: options.workers]:
                     end = run_block(scope.blocks[block], examiner, told.tally, stopped)
                     told.flush()

@@ -15,7 +15,6 @@ from tests.properties.recogniser_examples import (
     OTHER,
     PARTIAL,
     REPLICATE,
-    SHARD,
     TOP,
     ZERO,
     Example,
@@ -23,9 +22,6 @@ from tests.properties.recogniser_examples import (
     expecting,
     is_a,
 )
-
-EXPERTS = torch.tensor([3.0, -1.0, 2.0], dtype=torch.float64) * (X * X % 5 + 1)
-"""A part of X, in no simple relation to it."""
 
 # What is wrong, and values almost like it that are right: they hold the placement named last.
 WRONG_VALUES: dict[str, tuple[Example, Sequence[Tensor], str]] = {
@@ -207,76 +203,6 @@ WRONG_VALUES: dict[str, tuple[Example, Sequence[Tensor], str]] = {
         ),
         [X] * 2,
         "replicate",
-    ),
-    "a part twice": (
-        Example(
-            [X + EXPERTS] * 2,
-            is_a(
-                "counted",
-                "has the experts' output 2 times",
-                "replicate",
-                times=2,
-                factor=2.0,
-                rows=(0, 1, 2, 3),
-                ranks=(0, 1),
-                source="the experts' output",
-            ),
-            options=expecting(REPLICATE, parts={"the experts' output": EXPERTS}),
-        ),
-        [X] * 2,
-        "replicate",
-    ),
-    "a part missing from two rows": (
-        Example(
-            [torch.cat([X[:2], X[2:] - EXPERTS[2:]])] * 2,
-            is_a(
-                "counted",
-                "lacks the experts' output",
-                "replicate",
-                times=0,
-                factor=0.0,
-                rows=(2, 3),
-                ranks=(0, 1),
-                source="the experts' output",
-            ),
-            options=expecting(REPLICATE, parts={"the experts' output": EXPERTS}),
-        ),
-        [X] * 2,
-        "replicate",
-    ),
-    "a part of other rows": (
-        Example(
-            [X[:2], X[2:] - EXPERTS[2:] + EXPERTS[:2]],
-            is_a(
-                "mixed",
-                "rows [2, 3] have the experts' output of rows [0, 1]",
-                "shard",
-                rows=(2, 3),
-                origins=(0, 1),
-                ranks=(1,),
-                source="the experts' output",
-            ),
-            options=expecting(SHARD, parts={"the experts' output": EXPERTS}),
-        ),
-        [TOP, BOTTOM],
-        "shard",
-    ),
-    "a part of a sum divided": (
-        Example(
-            [X / 2 - EXPERTS / 4] * 2,
-            is_a(
-                "counted",
-                "has 0.5 x the experts' output",
-                "partial",
-                factor=0.5,
-                rows=(0, 1, 2, 3),
-                ranks=(0, 1),
-                source="the experts' output",
-            ),
-            options=expecting(PARTIAL, parts={"the experts' output": EXPERTS}),
-        ),
-        [X / 2] * 2,
-        "partial",
     ),
     "parts that almost add up": (
         Example(

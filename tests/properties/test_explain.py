@@ -27,7 +27,23 @@ DIAGNOSES = {
         PARTIAL,
         "looks like Shard(tokens, tp): a gather is missing",
     ),
-    "a shape of its own": ([full(3)] * 2, REPLICATE, "has shape [3, 3] instead of [4, 3]"),
+    "a shape of its own": ([full(3) + 1] * 2, REPLICATE, "has shape [3, 3] instead of [4, 3]"),
+    "the first rows on every rank": (
+        [full()[:2]] * 2,
+        REPLICATE,
+        "rows [2, 3] are missing on every rank",
+    ),
+    "rows of a table cut over ranks": (
+        [with_rows(full(), [0, 2], 0.0), with_rows(full(), [1, 3], 0.0)],
+        REPLICATE,
+        "looks like Partial(tp): a reduction over tp is missing",
+    ),
+    "shards set into zeros": (
+        [with_rows(full(), [2, 3], 0.0), with_rows(full(), [0, 1], 0.0)],
+        REPLICATE,
+        "rows [2, 3] are zero: they were dropped",
+    ),
+    "equal parts": ([full() / 2] * 2, REPLICATE, "is 0.5 x the full value"),
     "features for tokens": ([full().T] * 2, REPLICATE, "has shape [3, 4] instead of [4, 3]"),
     "several shapes": ([full(), full(3)], REPLICATE, "the ranks' shapes differ: [[3, 3], [4, 3]]"),
     "several shapes, one not finite": (

@@ -33,9 +33,10 @@ from tests.properties.recogniser_examples import (
     is_a,
 )
 from tests.properties.recogniser_wrong_rows import WRONG_ROWS
+from tests.properties.recogniser_wrong_sums import WRONG_SUMS
 from tests.properties.recogniser_wrong_values import WRONG_VALUES
 
-WRONG = {**WRONG_VALUES, **WRONG_ROWS}
+WRONG = {**WRONG_VALUES, **WRONG_SUMS, **WRONG_ROWS}
 
 
 def ask(example: Example, local: Sequence[Tensor] | None = None) -> Recognised:
@@ -56,7 +57,8 @@ def test_the_table_has_every_kind_and_forty_cases() -> None:
     assert kinds == {
         *ORDER,
         *("unreduced", "not finite", "stale", "wrong group", "missing", "duplicated", "swapped"),
-        *("padding", "counted", "mixed", "scaled", "shapes", "unknown"),
+        *("padding", "counted", "mixed", "shards summed", "features swapped", "scaled"),
+        *("shapes", "unknown"),
     }
 
 
@@ -174,14 +176,15 @@ def test_a_placement_error_is_raised_for_values_that_cannot_be_placed() -> None:
         (
             [X[:, :2], X[:, 2:]],
             REPLICATE,
-            "the ranks' shapes differ: [[4, 1], [4, 2]]; Shard(features, tp)",
+            "looks like Shard(features, tp): a gather is missing",
         ),
         (
             [torch.cat([X, PAD])] * 2,
             REPLICATE,
             "has shape [5, 3] instead of [4, 3]; rows [4] are padding that was not cut off",
         ),
-        ([X[:3]] * 2, REPLICATE, "has shape [3, 3] instead of [4, 3]; rows [3] are missing"),
+        ([X[:3]] * 2, REPLICATE, "rows [3] are missing on every rank"),
+        ([X[:3]], REPLICATE, "has shape [3, 3] instead of [4, 3]; rows [3] are missing"),
         (
             [X[:2], X[3:]],
             SHARD,

@@ -38,7 +38,7 @@ def first_wrong(report: Report) -> tuple[str, str]:
 def broke(report: Report) -> Verdict:
     """The verdict on a step that did not come to its end."""
     assert report.broke is not None
-    return next(v for v in report.checks if v.name == "run" and not v.ok)
+    return next(v for v in report.checks if v.name in ("run", "ledger") and not v.ok)
 
 
 def all_reduce(x: torch.Tensor) -> torch.Tensor:

@@ -1,13 +1,15 @@
 """The search: right code holds; a fault is found, told apart, and shrunk."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from model.subject import prepare
 from properties.faults import FAULTS
-from rankfold.example import Example
+from rankfold.corpus import batch_of
 from rankfold.examiner import Examiner
+from rankfold.example import Example
 from rankfold.hunt.search import Budget, Failure, Wrong, extent, search
 from rankfold.hunt.space import Space
 from rankfold.hunt.tally import Tally
@@ -42,6 +44,29 @@ def test_right_code_holds_over_all_topologies(examiner: Examiner) -> None:
     assert len(tally.drawn["topology"]) == 16
     assert tally.known == {"partial aux at one stage": tally.known["partial aux at one stage"]}
     assert tally.known["partial aux at one stage"] > 0
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"dtype": "float32", "layers": "dm", "aux": (1,)},
+        # Here the bound is larger than what is missing, and the ranks differ even so.
+        {
+            "dtype": "bfloat16",
+            "layers": "md",
+            "aux": (0, 2),
+            "moe_backend": "deep_gemm_mega_moe",
+            "expert_dtype": "mxfp8",
+            "sp": "off",
+        },
+    ],
+)
+def test_a_known_finding_is_set_aside_and_said(examiner: Examiner, more: dict[str, Any]) -> None:
+    judged = examiner.examine(
+        Example(topology="tep2", token_ids=batch_of((1,), 256), seq_lens=(1,), **more)
+    )
+    assert judged.headline is None
+    assert {known.name for known in judged.known.values()} == {"partial aux at one stage"}
 
 
 def test_the_same_seed_draws_the_same_examples(examiner: Examiner) -> None:

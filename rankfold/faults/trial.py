@@ -1,0 +1,208 @@
+"""One fault against all checks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from properties import Verdict
+from properties.faults import Fault
+from properties.faults.judged import judge_program
+from properties.faults.program import ProgramFault, spread
+from rankfold.corpus import batch_of
+from rankfold.examiner import Examiner, References
+from rankfold.example import Example
+from rankfold.options import MEGA_MOE
+from sim import Topology
+
+TOKENS = (5, 1, 2, 3, 9)
+"""Numbers of tokens to try: first one that TP 2 and TP 4 do not divide, with more than each."""
+VOCABULARY = 256
+
+
+class Judged(Protocol):
+    """What the checks say of a run."""
+
+    @property
+    def checks(self) -> list[Verdict]: ...
+    @property
+    def headline(self) -> Verdict | None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What the checks made of one fault."""
+
+    fault: Fault
+    verdict: Verdict | None
+    """The headline; None if nothing caught it."""
+    by: tuple[str, ...]
+    """The checks that failed, in the order in which they are read; the headline's first."""
+    seconds: float
+    """From switching the fault on to the first verdict that fails, worlds and models included."""
+    topology: str = ""
+    """The smallest configuration found that fails in the same way."""
+    tokens: int = 0
+    missed: tuple[str, ...] = field(default=())
+    """Topologies that should show the fault and did not."""
+
+    @property
+    def caught(self) -> bool:
+        """Whether a check failed."""
+        return self.verdict is not None
+
+    @property
+    def right_class(self) -> bool:
+        """Whether the headline names the class of the fault."""
+        return self.verdict is not None and self.verdict.kind in self.fault.kinds
+
+    @property
+    def right_place(self) -> bool:
+        """Whether the headline names the layer or the operation."""
+        return self.verdict is not None and is_at(self.fault, self.verdict)
+
+
+def is_at(fault: Fault, verdict: Verdict) -> bool:
+    """Whether a verdict places a fault where it is."""
+    place = f"{verdict.at}\n{verdict.where}"
+    return any(part in place for part in fault.at)
+
+
+def try_fault(fault: Fault, references: References) -> Trial:
+    """Switch a fault on, look for it on its topologies, and then for a smaller case of it."""
+    started = time.perf_counter()
+    with fault.apply(), _runner(fault, references) as run:
+        found: tuple[str, int, Judged] | None = None
+        missed = []
+        for word in fault.shows:
+            for tokens in run.tokens:
+                judged = run.judge(word, tokens)
+                if judged.headline is not None:
+                    found = (word, tokens, judged)
+                    break
+            if found:
+                break
+            missed.append(word)
+        seconds = time.perf_counter() - started
+        if found is None:
+            return Trial(fault=fault, verdict=None, by=(), seconds=seconds, missed=tuple(missed))
+        word, tokens, judged = found
+        verdict = judged.headline
+        assert verdict is not None
+        smallest = _smallest(run, word, tokens, verdict)
+    failed = [check.name for check in judged.checks if not check.ok]
+    return Trial(
+        fault=fault,
+        verdict=verdict,
+        by=tuple(dict.fromkeys((verdict.name, *failed))),
+        seconds=seconds,
+        topology=word,
+        tokens=run.size(word, smallest),
+        missed=tuple(missed),
+    )
+
+
+def _smallest(run: Runner, word: str, tokens: int, verdict: Verdict) -> int:
+    """The fewest tokens that fail in the same way on a topology."""
+    for fewer in sorted(run.smaller(tokens)):
+        again = run.judge(word, fewer).headline
+        if again is not None and (again.name, again.kind) == (verdict.name, verdict.kind):
+            return fewer
+    return tokens
+
+
+class Runner(Protocol):
+    """Runs one fault's example on a topology."""
+
+    tokens: Sequence[int]
+
+    def judge(self, word: str, tokens: int) -> Judged:
+        """Run and judge."""
+        ...
+
+    def smaller(self, tokens: int) -> Iterator[int]:
+        """Fewer tokens to try."""
+        ...
+
+    def size(self, word: str, tokens: int) -> int:
+        """Tokens of a run, of all DP ranks together."""
+        ...
+
+    def __enter__(self) -> Runner: ...
+    def __exit__(self, *error: object) -> None: ...
+
+
+def _runner(fault: Fault, references: References) -> Runner:
+    return _OfProgram(fault) if isinstance(fault, ProgramFault) else _OfModel(fault, references)
+
+
+class _OfModel:
+    """On vLLM's model."""
+
+    def __init__(self, fault: Fault, references: References) -> None:
+        self._fields: dict[str, Any] = dict(fault.needs)
+        self._examiner = Examiner(references)
+        lens = self._fields.pop("seq_lens", None)
+        self.tokens: Sequence[int] = TOKENS if lens is None else (sum(lens),)
+        self._lens = lens
+
+    def judge(self, word: str, tokens: int) -> Judged:
+        return self._examiner.examine(example_of(word, tokens, self._fields, self._lens))
+
+    def smaller(self, tokens: int) -> Iterator[int]:
+        # A fault that needs sequences of certain lengths has no smaller ones.
+        if self._lens is None:
+            yield from (fewer for fewer in TOKENS if fewer < tokens)
+
+    def size(self, word: str, tokens: int) -> int:
+        return tokens
+
+    def __enter__(self) -> _OfModel:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._examiner.close()
+
+
+def example_of(
+    word: str, tokens: int, fields: dict[str, Any], seq_lens: tuple[int, ...] | None = None
+) -> Example:
+    """The example of a fault: its own fields, and plain ones for the rest."""
+    topology = Topology.parse(word)
+    lens = seq_lens or ((tokens - 1, 1) if tokens > 2 else (tokens,))
+    plain: dict[str, Any] = {"layers": ("dm" * topology.pp)[: max(2, topology.pp)]}
+    if fields.get("moe_backend") == MEGA_MOE:
+        plain["dtype"] = "bfloat16"
+    made = {**plain, **fields}
+    made.setdefault("token_ids", batch_of(lens, VOCABULARY))
+    return Example(topology=word, seq_lens=lens, **made)
+
+
+class _OfProgram:
+    """On a stand-in program, where the number of tokens is the most that a DP rank may have."""
+
+    def __init__(self, fault: ProgramFault) -> None:
+        self._fault = fault
+        self.tokens: Sequence[int] = (max(fault.tokens),)
+
+    def judge(self, word: str, tokens: int) -> Judged:
+        fault, topology = self._fault, Topology.parse(word)
+        return judge_program(fault.program, topology, self._given(word, tokens), fault.schedule)
+
+    def _given(self, word: str, tokens: int) -> tuple[int, ...]:
+        given = spread(self._fault.tokens, Topology.parse(word))
+        return tuple(min(of_rank, tokens) for of_rank in given)
+
+    def smaller(self, tokens: int) -> Iterator[int]:
+        yield from range(1, tokens)
+
+    def size(self, word: str, tokens: int) -> int:
+        return sum(self._given(word, tokens))
+
+    def __enter__(self) -> _OfProgram:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return None
