@@ -186,7 +186,7 @@ def test_aux_in_a_buffer_that_is_used_again(monkeypatch: pytest.MonkeyPatch, buf
     verdict = judge("tp2", aux=(1, 2))
     assert verdict.ok == (buffers == 2)
     if buffers == 1:
-        assert verdict.at == "aux hidden state 1"
+        assert verdict.at == "aux.1"
 
 
 # --- weights and the batch ---

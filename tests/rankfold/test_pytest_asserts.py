@@ -43,7 +43,7 @@ WRONG: dict[str, tuple[Sequence[Tensor], str, str]] = {
     "never gathered": (PADDED, "Replicate", "looks like Shard(tokens, tp): a gather is missing"),
     "gathered already": ([X] * 4, "Shard(tokens, tp)", "every rank of tp has all tokens"),
     "another dim": (PADDED, "Shard(features, tp)", "looks like Shard(tokens, tp)"),
-    "other features": ([*X.flip(-1).chunk(4, -1)], "Shard(features, tp)", "no simple relation"),
+    "other features": ([*X.flip(-1).chunk(4, -1)], "Shard(features, tp)", "come in blocks"),
     "one rank": ([X, X, X + 1, X], "Replicate", "wrong on rank 2"),
     "not finite": ([X, X, X * torch.nan, X], "Replicate", "wrong on rank 2"),
     "swapped": (

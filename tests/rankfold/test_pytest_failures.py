@@ -180,7 +180,7 @@ def test_allowed_mean(world):
 def mean(ctx):
     y = X.clone()
     dist.all_reduce(y)
-    return y / ctx.world_size
+    return y * 0.5
 
 
 @pytest.mark.rankfold_allow("no such rule", "test_user.py", "divided below")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -123,8 +122,8 @@ def _of_program(fault: ProgramFault, word: str) -> dict[str, torch.Tensor]:
 
 def _of_model(fault: Fault, word: str) -> dict[str, torch.Tensor]:
     step = example(fault, word)
-    # The same rig, so that a model which the fault had touched would show.
-    outcome = _rig().step(step.options(), step.batch())
+    with Rig() as rig:
+        outcome = rig.step(step.options(), step.batch())
     assert outcome.broke is None
     return _flat(outcome.captured)
 
@@ -136,8 +135,3 @@ def _flat(captured: Any) -> dict[str, torch.Tensor]:
             assert isinstance(tap, Captured)
             flat[f"{rank} {name}"] = tap.value
     return flat
-
-
-@functools.cache
-def _rig() -> Rig:
-    return Rig()

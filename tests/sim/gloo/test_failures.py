@@ -55,7 +55,7 @@ def test_each_failure_is_named(
         with pytest.raises(kind, match=f"(?s){says}") as caught:
             world.run(program)
     # Nothing here takes the time limit.
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 25
     assert len(caught.value.ranks) >= 1
     assert gone(pids)
 
