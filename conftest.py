@@ -7,7 +7,10 @@ Settings that libraries read at import time are made here, before any test modul
 from __future__ import annotations
 
 import os
+import re
+import threading
 from collections import Counter
+from collections.abc import Generator
 
 for _name, _value in {
     "OMP_NUM_THREADS": "1",
@@ -45,6 +48,21 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         need, have = marker.kwargs.get("count", 1), torch.cuda.device_count()
         if have < need:
             pytest.skip(f"needs {need} CUDA GPU(s), this machine has {have}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, None, None]:
+    """A folder that leaves a world open is told here, not by whichever test comes upon its ranks.
+
+    The workers steal tests from each other, so any folder may come after any other.
+    """
+    yield
+    if nextitem is None or nextitem.path.parent != item.path.parent:
+        left = [t.name for t in threading.enumerate() if re.fullmatch(r"rank\d+", t.name)]
+        if left:
+            pytest.fail(f"the tests of {item.path.parent.name} left ranks: {left}", pytrace=False)
 
 
 def skip_line(reasons: list[str]) -> str:

@@ -21,7 +21,7 @@ def mega_ready() -> None:
     prepare()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def stepped(mega_ready: None) -> Iterator[Stepped]:
     """stepped(arm) -> its step, run once; arms that differ in their input share a world."""
     done: dict[Arm, Step] = {}
