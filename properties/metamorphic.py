@@ -27,10 +27,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from properties.oracle import Captured
-from properties.placement import Placement, PlacementError, shard_rows
+from properties.placement import Placement, PlacementError
 from properties.relations import Relation, spans
 from properties.verdict import Verdict
 from sim import Topology
+from sim.buffers import bits
 
 _NAME = "metamorphic"
 Taps = Sequence[Mapping[str, Captured]]
@@ -116,24 +117,12 @@ def _changed(
             continue
         if not now.numel() or torch.equal(now, tap.value):
             continue
-        start = _first_row(tap, topology, rank, relation.base.tokens)
-        differs = (_bits(now) != _bits(tap.value)).any(dim=1).nonzero().flatten().tolist()
-        moved = [start + row for row in differs if start + row in kept]
+        start = Placement.parse(tap.declared).first_row(topology, rank, relation.base.tokens)
+        differs = (bits(now) != bits(tap.value)).reshape(len(now), -1).any(dim=1)
+        moved = [start + int(row) for row in differs.nonzero() if start + int(row) in kept]
         if moved:
             bad[rank] = moved
     return bad
-
-
-def _bits(value: torch.Tensor) -> torch.Tensor:
-    return value.contiguous().view(torch.uint8).reshape(value.shape[0], -1)
-
-
-def _first_row(tap: Captured, topology: Topology, rank: int, tokens: int) -> int:
-    placement = Placement.parse(tap.declared)
-    if placement.kind != "shard":
-        return 0
-    group = topology.group_of(rank, placement.axis)
-    return group.index(rank) * shard_rows(tokens, len(group))
 
 
 def _full(

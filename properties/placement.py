@@ -77,6 +77,13 @@ class Placement:
             full[group] = self.combine([local[rank] for rank in group], tokens)
         return full
 
+    def first_row(self, topology: Topology, rank: int, tokens: int) -> int:
+        """The row of the full value of so many tokens that a rank's value begins with."""
+        if self.kind != "shard":
+            return 0
+        group = topology.group_of(rank, self.axis)
+        return group.index(rank) * shard_rows(tokens, len(group))
+
     def combine(self, parts: Sequence[torch.Tensor], tokens: int) -> torch.Tensor:
         """The full value, in float64, of one group's local values in group order.
 

@@ -142,9 +142,8 @@ def _real_rows(
     placement = Placement.parse(tap.declared)
     if placement.kind != "shard":
         return tap.value[:tokens], 0
-    group = topology.group_of(rank, placement.axis)
-    rows = shard_rows(tokens, len(group))
-    start = group.index(rank) * rows
+    start = placement.first_row(topology, rank, tokens)
+    rows = shard_rows(tokens, len(topology.group_of(rank, placement.axis)))
     return tap.value[: max(0, min(rows, tokens - start))], start
 
 

@@ -13,6 +13,7 @@ import torch
 from properties.oracle import Captured
 from properties.verdict import Verdict
 from sim import Topology
+from sim.buffers import same_bits
 
 
 def same_across_ranks(topology: Topology, captured: Sequence[Mapping[str, Captured]]) -> Verdict:
@@ -54,7 +55,7 @@ def _sides(values: Mapping[int, torch.Tensor]) -> tuple[list[int], list[int]]:
     """The ranks that share the most common value, and the others."""
     sides: list[list[int]] = []
     for rank, value in values.items():
-        side = next((side for side in sides if _same(values[side[0]], value)), None)
+        side = next((side for side in sides if same_bits(values[side[0]], value)), None)
         if side is None:
             sides.append([rank])
         else:
@@ -72,7 +73,7 @@ def same_across_stages(topology: Topology, captured: Sequence[Mapping[str, Captu
             sent = _under(sender, f"stage.{stage - 1}.send.")
             got = _under(receiver, f"stage.{stage}.recv.")
             wrong = sorted(set(sent) ^ set(got)) or [
-                key for key in sent if not _same(sent[key].value, got[key].value)
+                key for key in sent if not same_bits(sent[key].value, got[key].value)
             ]
             if wrong:
                 return Verdict(
@@ -95,13 +96,6 @@ def same_across_stages(topology: Topology, captured: Sequence[Mapping[str, Captu
 
 def _under(taps: Mapping[str, Captured], prefix: str) -> dict[str, Captured]:
     return {n.removeprefix(prefix): tap for n, tap in taps.items() if n.startswith(prefix)}
-
-
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether shape, dtype and every bit are equal."""
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
 
 
 def _difference(a: torch.Tensor, b: torch.Tensor) -> str:

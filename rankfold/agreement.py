@@ -23,7 +23,6 @@ import torch
 
 from model.taps import Captured
 from properties.headline import broken
-from rankfold.corpus import Corpus
 from rankfold.examiner import References
 from rankfold.example import Example
 from rankfold.judge import Judgement, judge
@@ -59,11 +58,7 @@ def see(rig: Rig, example: Example, references: References) -> Seen:
     except SimError as error:
         return Seen(outcome=None, truth=None, headline=_headline(_broken(error), True))
     outcome = replace(outcome, findings=None)
-    weights = rig.weights(options)
-    corpus = references.corpora.of(
-        (options.weights_key, options.topology.tp), lambda: Corpus.of(options, weights)
-    )
-    truth = corpus.truth(options, weights, batch, outcome)
+    truth = references.truth(rig, options, batch, outcome)
     judged = judge(options, outcome, truth, set_known_aside=True)
     return Seen(outcome=outcome, truth=truth, headline=_headline(judged, outcome.broke is not None))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from hypothesis import HealthCheck, Phase, Verbosity, given, settings
+from hypothesis import Phase, given
 from hypothesis import seed as seeded
 
 from model.subject import prepare
@@ -17,7 +17,7 @@ from rankfold.agreement import Seen, disagreement, see
 from rankfold.examiner import References
 from rankfold.example import Example
 from rankfold.faults.trial import example_of
-from rankfold.hunt.space import Space, all_topologies
+from rankfold.hunt.space import Space, all_topologies, quietly
 from rankfold.processes import RankProcesses, new_pool
 from rankfold.rig import Rig
 from sim import Topology
@@ -131,14 +131,7 @@ def _examples(space: Space, number: int, most: int) -> list[Example]:
     found: list[Example] = []
 
     @seeded(number)
-    @settings(
-        max_examples=most,
-        database=None,
-        deadline=None,
-        phases=(Phase.generate,),
-        suppress_health_check=list(HealthCheck),
-        verbosity=Verbosity.quiet,
-    )
+    @quietly(most, Phase.generate)
     @given(space.examples())
     def collect(example: Example) -> None:
         found.append(example)

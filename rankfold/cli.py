@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from rankfold.commands import faults as faulting
 from rankfold.commands import hunt as hunting
-from rankfold.commands.refuse import refuse
+from rankfold.commands.refuse import broke, refuse
 from rankfold.errors import BAD_USAGE, BROKE, FAILS, HOLDS, INTERRUPTED
 
 
@@ -140,10 +140,7 @@ def _check(arguments: argparse.Namespace) -> int:
     try:
         return run()
     except SimError as error:
-        if arguments.json:
-            print(json.dumps({"ok": False, "error": error.to_json()}, indent=2))
-        print(f"rankfold check: the run broke: {error}", file=sys.stderr)
-        return BROKE
+        return broke("check", error, as_json=arguments.json)
     except (ValueError, ImportError) as error:
         return refuse("check", error)
 

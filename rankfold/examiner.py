@@ -26,7 +26,15 @@ class References:
     def __init__(self, *, most: int = 256) -> None:
         """Keep at most so many of each."""
         self.weights: Weights = Kept(most)
-        self.corpora: Kept[Any, Corpus] = Kept(most)
+        self._corpora: Kept[Any, Corpus] = Kept(most)
+
+    def truth(self, rig: Rig, options: Options, batch: Batch, outcome: Outcome) -> Truth:
+        """What an outcome of the rig has to be."""
+        weights = rig.weights(options)
+        corpus = self._corpora.of(
+            (options.weights_key, options.topology.tp), lambda: Corpus.of(options, weights)
+        )
+        return corpus.truth(options, weights, batch, outcome)
 
 
 class Examiner:
@@ -36,9 +44,8 @@ class Examiner:
         self, references: References | None = None, *, processes: RankProcesses | None = None
     ) -> None:
         """Share what others have made, and run on these processes; folded by default."""
-        references = references or References()
-        self._rig = Rig(weights=references.weights, processes=processes)
-        self._corpora = references.corpora
+        self._references = references or References()
+        self._rig = Rig(weights=self._references.weights, processes=processes)
 
     def examine(self, example: Example) -> Judgement:
         """Run the example and apply every check.
@@ -60,7 +67,7 @@ class Examiner:
                 ]
         except SimError as error:
             return Judgement(checks=[broken(error)], taps=[])
-        truth = self._truth(options, batch, outcome)
+        truth = self._references.truth(self._rig, options, batch, outcome)
         related = []
         if relation is not None and outcome.broke is None:
             # Bounds are of the corpus, so the same for batches of its texts, and for a token
@@ -68,13 +75,6 @@ class Examiner:
             bounds = [truth.bounds] * len(derived)
             related = [Related(relation=relation, outcomes=derived, bounds=bounds)]
         return judge(options, outcome, truth, related=related, set_known_aside=True)
-
-    def _truth(self, options: Options, batch: Batch, outcome: Outcome) -> Truth:
-        weights = self._rig.weights(options)
-        corpus = self._corpora.of(
-            (options.weights_key, options.topology.tp), lambda: Corpus.of(options, weights)
-        )
-        return corpus.truth(options, weights, batch, outcome)
 
     def close(self) -> None:
         """End all worlds."""

@@ -15,6 +15,7 @@ from properties.faults import UnknownFault, find
 from rankfold.check import check_step
 from rankfold.errors import UsageError
 from rankfold.example import Example
+from rankfold.files import write_whole
 from rankfold.relate import relate
 from rankfold.report import Report
 from rankfold.run import Progress
@@ -76,13 +77,7 @@ class Replay(BaseModel):
         kind = "-".join(filter(None, (self.fault, self.example.topology, self.verdict.kind)))
         name = "".join(c if c.isalnum() or c in "-." else "-" for c in kind)
         path = directory / f"{name}-{_fingerprint(self.example)}.json"
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            partial = path.with_suffix(".part")
-            partial.write_text(json.dumps(self.model_dump(mode="json"), indent=1) + "\n")
-            partial.replace(path)
-        except OSError as error:
-            raise UsageError(f"cannot write {path}: {error.strerror}") from None
+        write_whole(path, json.dumps(self.model_dump(mode="json"), indent=1) + "\n")
         return path
 
     @classmethod

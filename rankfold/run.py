@@ -1,4 +1,4 @@
-"""Runs the subject on a folded world: builds it on every rank, and steps it."""
+"""One step of the subject: what a rank builds for it, from which checkpoint, and its outcome."""
 
 from __future__ import annotations
 
@@ -7,18 +7,15 @@ from dataclasses import dataclass
 
 import torch
 
-from model.batch import Batch
 from model.checkpoint import checkpoint
-from model.facts import facts
 from model.megamoe.tiny import MegaTinyM3, quantise_experts
 from model.provenance import Numbering
-from model.rank_state import RANK_LOCAL
 from model.subject import StepResult, Subject
 from model.taps import Captured
 from properties import Verdict
 from properties.sanitizer import Finding
 from rankfold.options import Options
-from sim import Ledger, Observer, RankContext, SimError, Topology, World, label_group
+from sim import Ledger, RankContext, SimError, Topology, label_group
 
 PLUMBING = ("vllm/distributed/", "vllm/model_executor/custom_op.py", "model/kernels/")
 """Files that only pass a call on to torch.distributed, and our stand-ins for kernels: what a
@@ -65,42 +62,6 @@ def full_checkpoint(options: Options) -> dict[str, torch.Tensor]:
     weights = checkpoint(options.tiny, options.seed, options.torch_dtype)
     quantised = isinstance(options.tiny, MegaTinyM3) and options.expert_dtype == "mxfp8"
     return quantise_experts(weights) if quantised else weights
-
-
-def run_step(
-    options: Options,
-    topology: Topology,
-    weights: Mapping[str, torch.Tensor],
-    batch: Batch,
-    progress: Progress,
-    observers: Sequence[Observer] = (),
-) -> Outcome:
-    """Build the subject on every rank of a folded world and run one step.
-
-    Args:
-        observers: what is shown every operation, also those of the building.
-
-    Raises:
-        SimError: the building broke. A step that breaks is in the outcome.
-    """
-    with World(topology, rank_local=RANK_LOCAL, plumbing=PLUMBING, observers=observers) as world:
-        progress(f"building {topology} on {world.size} folded ranks")
-        subjects = world.run(build, options, weights)
-        world.ledger.clear()
-        progress(f"running {topology}")
-        broke = None
-        try:
-            results = world.run(lambda ctx: subjects[ctx.rank].step(batch))
-        except SimError as error:
-            broke = error
-            results = [subject.partial_result() for subject in subjects]
-        return Outcome(
-            topology=topology,
-            results=results,
-            ledger=world.ledger,
-            facts=facts(subjects[-1].model),
-            broke=broke,
-        )
 
 
 def build(

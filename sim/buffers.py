@@ -28,6 +28,11 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
     return plain.resolve_neg().view(_SAME_SIZE[plain.element_size()])
 
 
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors have the same shape, dtype and bits; see `bits`."""
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(bits(a), bits(b))
+
+
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's values in memory of their own."""
     return tensor.detach().clone()

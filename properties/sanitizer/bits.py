@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
+from sim.buffers import bits, same_bits
+
 Parts = Sequence[torch.Tensor]
 """One rank's operand: a tensor, or the tensors that it is made of, one after the other."""
 
@@ -16,22 +18,9 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
-_AS_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def _integers(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's bits as integers of the same size, in the same layout, without a copy."""
-    plain = tensor.detach() if tensor.requires_grad else tensor
-    as_integers = _AS_INTEGERS.get(tensor.dtype.itemsize)
-    return _bytes(plain) if as_integers is None else plain.view(as_integers)
-
-
 def equal(one: Parts, other: Parts) -> bool:
     """Whether two operands have the same shapes, dtypes and bits (-0.0 is not 0.0)."""
-    return len(one) == len(other) and all(
-        a.dtype == b.dtype and a.shape == b.shape and torch.equal(_integers(a), _integers(b))
-        for a, b in zip(one, other, strict=True)
-    )
+    return len(one) == len(other) and all(same_bits(a, b) for a, b in zip(one, other, strict=True))
 
 
 def digest(parts: Parts) -> bytes:
@@ -66,7 +55,7 @@ def _telling(tensor: torch.Tensor) -> bool:
     flat = tensor.reshape(-1)
     if not _fractional(flat[:_A_FEW]) and not _fractional(flat[_A_FEW:]):
         return False
-    whole = _integers(tensor)
+    whole = bits(tensor)
     return not any(
         size > 1 and _constant_along(whole, dim) for dim, size in enumerate(tensor.shape)
     )

@@ -30,21 +30,19 @@ def add(commands: Any) -> None:
 
 
 def _faults(arguments: argparse.Namespace) -> int:
-    import os
-
     from rich.console import Console
 
     try:
         from rankfold.errors import UsageError
         from rankfold.faults.matrix import run_matrix
         from rankfold.faults.report import listing, render, to_json
-        from rankfold.hunt.workers import WorkerDied
+        from rankfold.hunt.workers import WorkerDied, default_workers
 
         if arguments.list:
             return _list(listing(), as_json=arguments.json)
         workers = arguments.workers
         if workers is None:
-            workers = min(8, os.cpu_count() or 1)
+            workers = default_workers()
         if workers < 1:
             raise UsageError(f"--workers {workers}: use 1 or more")
         try:
@@ -78,12 +76,9 @@ def _write(path: str, matrix: Any) -> None:
     import importlib.metadata
     from pathlib import Path
 
-    from rankfold.errors import UsageError
     from rankfold.faults.report import to_markdown
+    from rankfold.files import write_whole
 
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("vllm", "torch"))
     text = to_markdown(matrix, datetime.date.today().isoformat(), versions)
-    try:
-        Path(path).write_text(text)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+    write_whole(Path(path), text)

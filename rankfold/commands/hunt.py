@@ -7,7 +7,7 @@ import json
 import sys
 from typing import Any
 
-from rankfold.commands.refuse import refuse
+from rankfold.commands.refuse import broke, refuse
 from rankfold.errors import BROKE, FAILS, HOLDS
 
 
@@ -126,10 +126,7 @@ def _replay(arguments: argparse.Namespace) -> int:
                 Path(arguments.file), status.update, transport=arguments.transport
             )
     except SimError as error:
-        if arguments.json:
-            print(json.dumps({"ok": False, "error": error.to_json()}, indent=2))
-        print(f"rankfold replay: the run broke: {error}", file=sys.stderr)
-        return BROKE
+        return broke("replay", error, as_json=arguments.json)
     except (ValueError, ImportError) as error:
         return refuse("replay", error)
     if arguments.json:

@@ -1,10 +1,27 @@
-"""Bad input ends in one line and exit code 2; anything else is a bug of ours."""
+"""How a command ends without a report: by bad input, exit code 2, or a run that broke, 3."""
 
 from __future__ import annotations
 
+import json
 import sys
+from typing import TYPE_CHECKING
 
-from rankfold.errors import BAD_USAGE
+from rankfold.errors import BAD_USAGE, BROKE
+
+if TYPE_CHECKING:
+    from sim import SimError
+
+
+def broke(command: str, error: SimError, *, as_json: bool) -> int:
+    """Say why the run broke before there was anything to report.
+
+    Returns:
+        The exit code.
+    """
+    if as_json:
+        print(json.dumps({"ok": False, "error": error.to_json()}, indent=2))
+    print(f"rankfold {command}: the run broke: {error}", file=sys.stderr)
+    return BROKE
 
 
 def refuse(command: str, error: Exception) -> int:

@@ -16,14 +16,12 @@ from rankfold.corpus import batch_of
 from rankfold.examiner import Examiner
 from rankfold.example import Example
 from rankfold.hunt.search import Failure
-from rankfold.hunt.space import MOST_RANKS, size
+from rankfold.hunt.space import all_topologies, size
 from rankfold.hunt.tally import Tally
 from rankfold.options import MEGA_MOE, Options
 from sim import Topology
 
 LAYERS = 3
-DEGREES = (1, 2, 4, 8)
-"""TP degrees that the tiny model divides by."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +72,8 @@ class Scope:
     @classmethod
     def of(cls, topologies: Sequence[Topology] = ()) -> Scope:
         """The scope over some topologies; by default all up to 8 ranks that three layers fill."""
-        return cls(tuple(sorted(topologies or _all(), key=size)))
+        chosen = topologies or all_topologies(range(1, LAYERS + 1))
+        return cls(tuple(sorted(chosen, key=size)))
 
     @cached_property
     def blocks(self) -> list[Block]:
@@ -114,14 +113,6 @@ def run_block(
         if verdict is not None:
             return Failure(example=example, verdict=verdict, found_after=0.0, tried=tally.examples)
     return None
-
-
-def _all() -> list[Topology]:
-    return [
-        Topology(tp=tp, pp=pp, ep=ep)
-        for tp, pp, ep in product(DEGREES, range(1, LAYERS + 1), (False, True))
-        if tp * pp <= MOST_RANKS and not (ep and tp == 1)
-    ]
 
 
 def _modes(topology: Topology) -> list[tuple[str, str]]:

@@ -9,6 +9,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rankfold.errors import UsageError
+from rankfold.files import write_whole
 from rankfold.hunt.exhaustive import Scope
 
 
@@ -52,13 +53,7 @@ class Done(BaseModel):
         Raises:
             UsageError: it cannot be written.
         """
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            partial = path.with_name(path.name + ".part")
-            partial.write_text(json.dumps(self.model_dump(mode="json")))
-            partial.replace(path)
-        except OSError as error:
-            raise UsageError(f"cannot write {path}: {error.strerror}") from None
+        write_whole(path, json.dumps(self.model_dump(mode="json")))
 
     def cases(self, scope: Scope) -> int:
         """Cases of the blocks that are done."""

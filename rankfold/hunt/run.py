@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import gc
 import importlib.metadata
-import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,13 +16,14 @@ from model.subject import check, prepare
 from properties.faults import find
 from rankfold.errors import UsageError
 from rankfold.examiner import Examiner
+from rankfold.example import Example
 from rankfold.hunt.exhaustive import Scope, run_block
 from rankfold.hunt.report import HuntReport
 from rankfold.hunt.resume import Done
 from rankfold.hunt.search import Budget, Failure, extent, search
 from rankfold.hunt.space import Space
 from rankfold.hunt.tally import Tally
-from rankfold.hunt.workers import Link, run_workers
+from rankfold.hunt.workers import Link, default_workers, run_workers
 from rankfold.options import TRANSPORTS, Options
 from rankfold.processes import rank_processes
 from rankfold.replay import Expected, Replay
@@ -47,7 +47,7 @@ class HuntOptions:
     seconds: float | None = None
     examples: int | None = None
     seed: int = 0
-    workers: int = field(default_factory=lambda: min(8, os.cpu_count() or 1))
+    workers: int = field(default_factory=default_workers)
     fault: str | None = None
     """A fault to switch on, to see that the hunt finds it."""
     exhaustive: bool = False
@@ -268,7 +268,7 @@ class _Running(Tally):
         super().__init__()
         self._news = Tally()
 
-    def add(self, example, known=frozenset()) -> None:  # type: ignore[no-untyped-def]
+    def add(self, example: Example, known: Set[str] = frozenset()) -> None:
         super().add(example, known)
         self._news.add(example, known)
 

@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
+from hypothesis import Phase, given, seed
 
 from properties import Verdict
 from rankfold.examiner import Examiner
 from rankfold.example import Example
-from rankfold.hunt.space import Space
+from rankfold.hunt.space import Space, quietly
 from rankfold.hunt.tally import Tally
 from rankfold.judge import Judgement
 from sim import Topology
@@ -165,17 +165,7 @@ class _Round:
         """Draw at most so many examples; returns the shrunk failure, if there is one."""
 
         @seed(number)
-        @settings(
-            max_examples=most,
-            database=None,
-            deadline=None,
-            derandomize=False,
-            phases=(Phase.generate, Phase.shrink),
-            report_multiple_bugs=False,
-            print_blob=False,
-            suppress_health_check=list(HealthCheck),
-            verbosity=Verbosity.quiet,
-        )
+        @quietly(most, Phase.generate, Phase.shrink)
         @given(space.examples())
         def probe(example: Example) -> None:
             verdict = self.examine(example)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import TypeVar
 
+from hypothesis import HealthCheck, Phase, Verbosity, settings
 from hypothesis import strategies as st
 
 from rankfold.corpus import LENGTHS, LONGEST, batch_of
@@ -24,6 +25,8 @@ from sim import Topology
 T = TypeVar("T")
 
 MOST_RANKS = 8
+DEGREES = (1, 2, 4, 8)
+"""TP degrees that the tiny model divides by."""
 PATTERNS = tuple("".join(p) for count in (1, 2, 3) for p in product("dm", repeat=count))
 """Layers; a topology with more stages than a pattern has letters repeats it."""
 SEEDS = (0, 1)
@@ -34,13 +37,15 @@ PLAIN_RELATIONS = 9
 """Times that no relation stands among the choices: a relation costs a second step."""
 
 
-def all_topologies() -> list[Topology]:
-    """Every topology up to 8 ranks that the driver runs: TP and PP, with EP where TP > 1."""
-    degrees = (1, 2, 4, 8)
+def all_topologies(stages: Iterable[int] = DEGREES) -> list[Topology]:
+    """Every topology up to 8 ranks that the driver runs: TP and PP, with EP where TP > 1.
+
+    stages: the PP degrees.
+    """
     return sorted(
         (
             Topology(tp=tp, pp=pp, ep=ep)
-            for tp, pp, ep in product(degrees, degrees, (False, True))
+            for tp, pp, ep in product(DEGREES, stages, (False, True))
             if tp * pp <= MOST_RANKS and not (ep and tp == 1)
         ),
         key=size,
@@ -173,6 +178,20 @@ def _some(chance: random.Random, values: tuple[T, ...], count: int) -> tuple[T, 
 def _layers(pattern: str, stages: int) -> str:
     """A pattern, repeated until every stage has a layer."""
     return pattern if len(pattern) >= stages else (pattern * stages)[:stages]
+
+
+def quietly(most: int, *phases: Phase) -> settings:
+    """Hypothesis at work inside a command: no files, no deadlines, nothing printed."""
+    return settings(
+        max_examples=most,
+        database=None,
+        deadline=None,
+        phases=phases,
+        report_multiple_bugs=False,
+        print_blob=False,
+        suppress_health_check=list(HealthCheck),
+        verbosity=Verbosity.quiet,
+    )
 
 
 @st.composite

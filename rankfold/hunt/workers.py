@@ -21,6 +21,11 @@ GRACE = 60.0
 has found."""
 
 
+def default_workers() -> int:
+    """One for each core, to 8."""
+    return min(8, os.cpu_count() or 1)
+
+
 class WorkerDied(RuntimeError):
     """A worker ended without a word, or its own code raised; the message says which and how."""
 

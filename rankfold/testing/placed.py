@@ -13,6 +13,7 @@ from torch import Tensor
 
 from properties import Placement, PlacementError, recognise
 from properties.explain import explain
+from properties.recogniser_case import ORDER
 from reference.rounding import gamma, unit_roundoff
 from sim import Topology
 
@@ -173,7 +174,7 @@ def _judge(local: list[Tensor], truth: Tensor, expected: _Expected, bound: float
             if off <= bound:
                 return None
         found = recognise(local, truth, bound, axis=expected.axis)
-        return _Wrong(f"looks like {found.text}" if found.kind in _KNOWN else found.text)
+        return _Wrong(f"looks like {found.text}" if found.kind in ORDER else found.text)
     placement = Placement(expected.kind, expected.axis)
     try:
         found = recognise(local, truth, bound, axis=expected.axis, expected=placement)
@@ -190,9 +191,6 @@ def _judge(local: list[Tensor], truth: Tensor, expected: _Expected, bound: float
         )
     said = explain(local, truth, bound, placement, worst=next(iter(found.ranks), 0))
     return _Wrong(said, found.ranks)
-
-
-_KNOWN = ("replicate", "shard", "features", "partial")
 
 
 def _largest(value: Tensor) -> float:

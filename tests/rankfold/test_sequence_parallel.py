@@ -14,7 +14,7 @@ from properties.faults import overlay as undo
 from rankfold.check import Options, run_check
 from rankfold.cli import main
 from rankfold.report import Report
-from rankfold.run import full_checkpoint, run_step
+from rankfold.rig import Rig
 from sim import Topology
 
 MEGA = "deep_gemm_mega_moe"
@@ -92,8 +92,8 @@ def scored(word: str) -> torch.Tensor:
         chosen.tiny.vocab_size, (sum(PROMPTS),), generator=torch.Generator().manual_seed(405)
     )
     batch = Batch.of(tokens, PROMPTS)
-    weights = full_checkpoint(chosen)
-    outcome = run_step(chosen, chosen.topology, weights, batch, lambda text: None)
+    with Rig() as rig:
+        outcome = rig.step(chosen, batch)
     assert outcome.facts["sequence_parallel"]
     ends = torch.tensor(PROMPTS).cumsum(0) - 1
     scoring = [i for i in range(len(tokens)) if i not in set(ends.tolist())]

@@ -1,129 +1,137 @@
-"""How a fault on the real MiniMax-M3 is tried: where it shows, where it hides, what it leaves."""
+"""How a fault is tried: where it shows, where it hides, and what it leaves behind."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import pytest
 import torch
 
 from model.subject import prepare
+from model.taps import Captured
 from properties import Verdict
 from properties.faults import Fault
-from rankfold.corpus import batch_of
-from rankfold.examiner import Examiner
+from properties.faults.judged import judge_program
+from properties.faults.program import ProgramFault, spread
+from rankfold.examiner import Examiner, References
 from rankfold.example import Example
-from rankfold.options import MEGA_MOE
+from rankfold.faults.trial import example_of, is_at
 from rankfold.rig import Rig
 from sim import Topology
+from sim.buffers import same_bits
 
-VOCABULARY = 256
+REFERENCES = References()
+"""They do not depend on the code that faults change, so all trials share them."""
 
 
-def example(needs: Iterable[tuple[str, object]], topology: str) -> Example:
-    """The smallest example with these fields: five tokens in one sequence, a dense layer and a MoE
-    layer, unless they say otherwise; more MoE layers where there are more stages."""
-    fields: dict[str, Any] = {"seq_lens": (5,), "layers": "dm", **dict(needs)}
-    stages = Topology.parse(topology).pp
-    fields["layers"] = fields["layers"].ljust(stages, "m")
-    if fields.get("moe_backend") == MEGA_MOE:
-        fields["dtype"] = "bfloat16"
-    return Example(topology=topology, token_ids=batch_of(fields["seq_lens"], VOCABULARY), **fields)
+def cases(faults: Iterable[Fault], which: str) -> pytest.MarkDecorator:
+    """Each fault with each topology of a field of it, "shows" or "hides"."""
+    pairs = [(fault, word) for fault in faults for word in getattr(fault, which)]
+    names = [f"{fault.name}-{word}" for fault, word in pairs]
+    return pytest.mark.parametrize(("fault", "word"), pairs, ids=names)
+
+
+def example(fault: Fault, word: str, without: Iterable[str] = (), **changes: object) -> Example:
+    """The smallest step that a fault on MiniMax-M3 needs: five tokens in one sequence, unless it
+    says otherwise.
+
+    Args:
+        fault: what says what is needed.
+        word: the topology.
+        without: fields that it needs, and is not given.
+        changes: fields that are different.
+    """
+    needs = {name: value for name, value in fault.needs if name not in without}
+    fields: dict[str, object] = {"seq_lens": (5,), **needs, **changes}
+    lens: tuple[int, ...] = fields.pop("seq_lens")  # type: ignore[assignment]
+    return example_of(word, sum(lens), fields, lens)
 
 
 def judged(one: Example, applied: AbstractContextManager[None] | None = None) -> Verdict | None:
     """The headline of an example, with a fault on; None if every check holds."""
     prepare()
     # A model that was built before a fault was on would hide it.
-    with applied or nullcontext(), Examiner() as examiner:
+    with applied or nullcontext(), Examiner(REFERENCES) as examiner:
         return examiner.examine(one).headline
 
 
-def cases(
-    faults: Iterable[Fault], which: str, not_yet: Mapping[str, str] | None = None
-) -> list[Any]:
-    """(fault, topology) for each topology of a field of the faults, as pytest's parameters.
+def headline(fault: Fault, word: str, tokens: tuple[int, ...] | None = None) -> Verdict | None:
+    """What a person reads first with the fault on; None if every check holds.
 
-    Args:
-        faults: what to try.
-        which: "shows" or "hides".
-        not_yet: why a fault is named wrongly so far, by its name, or by name and topology as in
-            "fault-tp2". As soon as one is named rightly, its test fails until it is taken off.
+    tokens: of the DP ranks of a stand-in program, over and over; the fault's own by default.
     """
-    found = []
-    for fault in faults:
-        for topology in getattr(fault, which):
-            word = f"{fault.name}-{topology}"
-            reason = (not_yet or {}).get(fault.name) or (not_yet or {}).get(word)
-            marks = [pytest.mark.xfail(reason=reason, strict=True)] if reason else []
-            found.append(pytest.param(fault, topology, id=word, marks=marks))
-    return found
+    if not isinstance(fault, ProgramFault):
+        return judged(example(fault, word), fault.apply())
+    topology = Topology.parse(word)
+    given = spread(tokens or fault.tokens, topology)
+    with fault.apply():
+        return judge_program(fault.program, topology, given, fault.schedule).headline
 
 
-def named_wrongly(faults: Iterable[Fault], not_yet: Mapping[str, str]) -> list[Any]:
-    """The (fault, topology) of `cases` that a list of wrong names is about."""
-    return [
-        pytest.param(fault, topology, id=f"{fault.name}-{topology}")
-        for fault in faults
-        for topology in fault.shows
-        if fault.name in not_yet or f"{fault.name}-{topology}" in not_yet
-    ]
+def assert_named(fault: Fault, word: str, wrongly: Mapping[str, str]) -> None:
+    """The headline has the fault's class, and is about its place.
+
+    wrongly: the class that the checks say instead, by a fault's name, or by name and topology as in
+        "fault-tp2". Once they know better, the entry has to go.
+    """
+    verdict = headline(fault, word)
+    assert verdict is not None, f"{fault.name} is not caught on {word}"
+    right = verdict.kind in fault.kinds
+    assert is_at(fault, verdict), verdict
+    said = wrongly.get(fault.name) or wrongly.get(f"{fault.name}-{word}")
+    if said is None:
+        assert right, verdict
+    else:
+        assert verdict.kind == said and not right, verdict
 
 
-def assert_caught(fault: Fault, topology: str) -> Verdict:
-    """Some check fails; returns the headline."""
-    headline = judged(example(fault.needs, topology), fault.apply())
-    assert headline is not None, f"{fault.name} on {topology} is not caught"
-    return headline
+def assert_no_trace(fault: Fault, word: str) -> None:
+    """A run after the fault, with models of its own, has the bits of one that never saw it."""
+    before = _before(fault, word)
+    headline(fault, word)
+    after = _taps(fault, word)
+    assert [*before] == [*after]
+    for name, value in before.items():
+        # Padding rows may be no numbers, which equal nothing: so bits are compared.
+        assert same_bits(value, after[name]), f"{name} differs after {fault.name}"
 
 
-def assert_right(fault: Fault, topology: str) -> None:
-    """The headline has the fault's class, and is about its place."""
-    headline = assert_caught(fault, topology)
-    assert headline.kind in fault.kinds, f"{headline.kind!r}: {headline.where}: {headline.why}"
-    places = (headline.at, headline.where)
-    assert any(part in place for part in fault.at for place in places), places
+def _before(fault: Fault, word: str) -> dict[str, torch.Tensor]:
+    if isinstance(fault, ProgramFault):
+        return _taps(fault, word)
+    return _first(example(fault, word))
 
 
-def assert_hidden(fault: Fault, topology: str) -> None:
-    """Every check holds although the fault is on."""
-    headline = judged(example(fault.needs, topology), fault.apply())
-    assert headline is None, f"{headline.what}: {headline.where}: {headline.why}"
+@functools.cache
+def _first(one: Example) -> dict[str, torch.Tensor]:
+    """The first run of an example in this process: whatever left a trace since then shows."""
+    return _of_model(one)
 
 
-class Clean:
-    """Runs without any fault, of the examples that a list of faults shows on."""
-
-    def __init__(self, faults: Iterable[Fault]) -> None:
-        """Run them all, before any of the faults is on."""
-        self._before = {one: values(one) for one in {self.of(fault) for fault in faults}}
-
-    @staticmethod
-    def of(fault: Fault) -> Example:
-        """The smallest example that shows the fault."""
-        return example(fault.needs, fault.shows[0])
-
-    def assert_no_trace(self, fault: Fault) -> None:
-        """A run after the fault, with models of its own, has the bits of one that never saw it."""
-        one = self.of(fault)
-        with fault.apply(), Examiner() as examiner:
-            examiner.examine(one)
-        after, before = values(one), self._before[one]
-        assert after.keys() == before.keys()
-        for name, value in after.items():
-            assert torch.equal(value.view(torch.uint8), before[name].view(torch.uint8)), name
+def _taps(fault: Fault, word: str) -> dict[str, torch.Tensor]:
+    """Every tap of every rank of a run without the fault."""
+    if not isinstance(fault, ProgramFault):
+        return _of_model(example(fault, word))
+    topology = Topology.parse(word)
+    given = spread(fault.tokens, topology)
+    judged = judge_program(fault.program, topology, given, fault.schedule)
+    assert judged.ok, judged.headline
+    return _flat(judged.captured)
 
 
-def values(one: Example) -> dict[str, torch.Tensor]:
-    """Every tap of every rank of a run on new worlds and models, contiguous."""
+def _of_model(one: Example) -> dict[str, torch.Tensor]:
     prepare()
-    with Rig() as rig:
+    with Rig(weights=REFERENCES.weights) as rig:
         outcome = rig.step(one.options(), one.batch(), schedule=one.run_schedule())
     assert outcome.broke is None
+    return _flat(outcome.captured)
+
+
+def _flat(captured: Iterable[Mapping[str, Captured]]) -> dict[str, torch.Tensor]:
     return {
-        f"rank {rank}, {name}": tap.value.contiguous()
-        for rank, taps in enumerate(outcome.captured)
+        f"rank {rank}, {name}": tap.value
+        for rank, taps in enumerate(captured)
         for name, tap in taps.items()
     }
