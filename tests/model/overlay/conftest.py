@@ -21,21 +21,30 @@ def mega_ready() -> None:
     prepare()
 
 
-@pytest.fixture(scope="package")
-def stepped(mega_ready: None) -> Iterator[Stepped]:
-    """stepped(arm) -> its step, run once; arms that differ in their input share a world."""
-    done: dict[Arm, Step] = {}
+@pytest.fixture(scope="session")
+def steps_done() -> dict[Arm, Step]:
+    """The steps that were run so far."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def stepped(mega_ready: None, steps_done: dict[Arm, Step]) -> Iterator[Stepped]:
+    """stepped(arm) -> its step, run once; arms that differ in their input share a world.
+
+    The worlds are of the file: the workers steal tests from each other, so that any other folder's
+    may come next, and some of them look at all ranks of the process.
+    """
     worlds: dict[Arm, Built] = {}
 
     def step(arm: Arm) -> Step:
-        if arm not in done:
+        if arm not in steps_done:
             key = arm.but(tokens=0, padded=0, aux=())
             built = worlds.pop(key, None) or Built(arm)
             worlds[key] = built
             if len(worlds) > _OPEN_WORLDS:
                 worlds.pop(next(iter(worlds))).close()
-            done[arm] = built.step(arm)
-        return done[arm]
+            steps_done[arm] = built.step(arm)
+        return steps_done[arm]
 
     yield step
     for built in worlds.values():
