@@ -5,12 +5,14 @@ under test: a shared line could hide a shared mistake.
 
 Shape legend used throughout: P probes (probe 0 is exact), T tokens, H hidden, N query heads,
 G key/value heads, D head dim, E experts, K experts per token, I FFN width, V vocabulary,
-R ranks.
+R ranks. Sparse attention has as many index heads as key/value heads (G), B blocks of keys, and K
+blocks per token and index head.
 """
 
 from reference.bounds import Bounds, bounds
 from reference.config import M3Config
 from reference.model import Batch, Result, Taps, forward
+from reference.mtp import draft, draft_bounds, draft_shapes
 from reference.rounding import EXACT, Kind, Perturbed, Rounding, gamma, unit_roundoff
 from reference.weights import as_float64, expected_shapes
 
@@ -26,6 +28,9 @@ __all__ = [
     "Taps",
     "as_float64",
     "bounds",
+    "draft",
+    "draft_bounds",
+    "draft_shapes",
     "expected_shapes",
     "forward",
     "gamma",

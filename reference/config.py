@@ -38,6 +38,17 @@ class M3Config:
     swiglu_limit: float
     swiglu_alpha: float
     swiglu_beta: float
+    sparse_layers: tuple[int, ...] = ()
+    """Ascending indices of the layers that attend to chosen blocks only; they have as many index
+    heads as key/value heads, of head_dim. The fields below mean nothing where there are none."""
+    sparse_block_size: int = 1
+    """Tokens of a block."""
+    sparse_topk_blocks: int = 1
+    """Blocks that a query attends to at most, the forced ones included."""
+    sparse_init_blocks: int = 0
+    """First blocks of a sequence that are always chosen."""
+    sparse_local_blocks: int = 0
+    """Last blocks, the query's own included, that are always chosen."""
 
     def __post_init__(self) -> None:
         if len(self.moe_layer_freq) != self.num_hidden_layers:
@@ -61,6 +72,7 @@ class M3Config:
                 f"num_experts_per_tok {self.num_experts_per_tok} must be between 1 and "
                 f"num_local_experts {self.num_local_experts}"
             )
+        _check_sparse(self)
 
     @property
     def moe_layers(self) -> tuple[int, ...]:
@@ -102,6 +114,7 @@ class M3Config:
             swiglu_limit=float(need("swiglu_limit")),
             swiglu_alpha=float(need("swiglu_alpha")),
             swiglu_beta=float(text_config.get("swiglu_beta", _DEFAULT_SWIGLU_BETA)),
+            **_sparse(text_config, head_dim),
         )
 
 
@@ -117,3 +130,63 @@ def _rotary_dim(text_config: Mapping[str, Any], head_dim: int) -> int:
             f"{int(head_dim * factor)}"
         )
     return int(head_dim * factor)
+
+
+def _sparse(text_config: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
+    """The sparse_* fields, from `sparse_attention_config`.
+
+    Where no layer is sparse the sizes are read if they are there: a predictor layer is sparse in
+    any model (see mtp.py).
+    """
+    sparse = text_config.get("sparse_attention_config") or {}
+    layers = _sparse_layers(sparse, int(text_config["num_hidden_layers"]))
+    needed = ("sparse_block_size", "sparse_topk_blocks")
+    lacking = [key for key in needed if sparse.get(key) is None]
+    if not layers and lacking:
+        return {}
+    if lacking:
+        raise ValueError(f"sparse_attention_config lacks the key {lacking[0]!r}")
+    same = {
+        "sparse_num_index_heads": ("num_key_value_heads", int(text_config["num_key_value_heads"])),
+        "sparse_index_dim": ("head_dim", head_dim),
+    }
+    for key, (other, value) in same.items():
+        if layers and sparse.get(key) != value:
+            raise ValueError(f"{key} {sparse.get(key)} must be {other} {value}")
+    if (kind := sparse.get("sparse_score_type", "max")) != "max":
+        raise ValueError(f"sparse_score_type {kind!r} is not known; use 'max'")
+    return {
+        "sparse_layers": layers,
+        **{key: int(sparse[key]) for key in needed},
+        "sparse_init_blocks": int(sparse.get("sparse_init_block", 0)),
+        "sparse_local_blocks": int(sparse.get("sparse_local_block", 0)),
+    }
+
+
+def _sparse_layers(sparse: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+    if not sparse.get("use_sparse_attention"):
+        return ()
+    if sparse.get("sparse_attention_freq") is None:
+        raise ValueError("sparse_attention_config lacks the key 'sparse_attention_freq'")
+    freq = [int(flag) for flag in sparse["sparse_attention_freq"]]
+    if len(freq) != layers or set(freq) - {0, 1}:
+        raise ValueError(
+            f"sparse_attention_freq must be {layers} (num_hidden_layers) 0s and 1s, not {freq}"
+        )
+    return tuple(i for i, flag in enumerate(freq) if flag)
+
+
+def _check_sparse(config: M3Config) -> None:
+    layers = config.sparse_layers
+    if list(layers) != sorted(set(layers) & set(range(config.num_hidden_layers))):
+        raise ValueError(
+            f"sparse_layers {layers} must ascend within 0..{config.num_hidden_layers - 1}"
+        )
+    if config.sparse_block_size < 1:
+        raise ValueError(f"sparse_block_size {config.sparse_block_size} must be at least 1")
+    init, local = config.sparse_init_blocks, config.sparse_local_blocks
+    if min(init, local) < 0 or not max(1, init + local) <= config.sparse_topk_blocks:
+        raise ValueError(
+            f"sparse_topk_blocks {config.sparse_topk_blocks} must be at least 1, and hold the "
+            f"{init} init and {local} local blocks"
+        )

@@ -2,7 +2,7 @@
 
 stream = embed(tokens)                       tap embed
 for each layer:
-    stream += attention(norm(stream))        taps .attn, .residual (the new stream)
+    stream += attention(norm(stream))        taps .blocks_chosen, .attn, .residual (the new stream)
     stream += ffn(norm(stream))              taps .router, .experts_chosen, .ffn, .stream
 logprobs = log_softmax(head(norm(stream)))   taps norm, logits, logprobs
 """
@@ -21,10 +21,15 @@ from reference.config import M3Config
 from reference.moe import dense, mixture, route
 from reference.ops import gemma_norm, linear, log_softmax
 from reference.rounding import EXACT, Kind, Rounding
+from reference.sparse import select
 from reference.weights import Weights, as_float64
 
 Taps = dict[str, Tensor]
-"""Tap name -> value with T rows, in the order of computation; float64, `experts_chosen` int64."""
+"""Tap name -> value with T rows, in the order of computation; float64, `experts_chosen` and
+`blocks_chosen` int64."""
+
+LayerTolerance = Callable[[int, Tensor], float]
+"""(layer, scores of all probes) -> how far below the k-th best a choice may be."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,13 +67,28 @@ class Result:
 
     taps: Taps
     """embed; layers.{i}.attn, .residual, .ffn, .stream; in MoE layers also .router and
-    .experts_chosen; norm; logits; logprobs."""
+    .experts_chosen; in sparse layers .blocks_chosen [T, G, K]; norm; logits; logprobs."""
     routing_margin: dict[int, Tensor]
     """MoE layer -> [T] gap between the k-th and the next selection score."""
     routing_rejected: tuple[tuple[int, int], ...]
     """(layer, token) whose proposed experts were illegal; the reference's own were used."""
+    selection_rejected: tuple[tuple[int, int], ...]
+    """(layer, token) some index head of which had illegal blocks proposed; for that head the
+    reference's own were used."""
     parts: Taps
     """What the .ffn of a MoE layer is a sum of: layers.{i}.shared and .routed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Follow:
+    """A subject's choices, and how far from the best they may be and still be followed."""
+
+    routing: Mapping[int, Tensor] | None
+    tolerance: LayerTolerance
+    """(layer, selection scores [P, T, E]) -> legal distance of an expert below the k-th best."""
+    selection: Mapping[int, Tensor] | None
+    selection_tolerance: LayerTolerance
+    """(layer, block scores [P, T, G, B]) -> that of a block."""
 
 
 def forward(
@@ -78,6 +98,8 @@ def forward(
     *,
     routing: Mapping[int, Tensor] | None = None,
     tie: Mapping[int, float] | float = 0.0,
+    selection: Mapping[int, Tensor] | None = None,
+    selection_tie: Mapping[int, float] | float = 0.0,
     rounding: Rounding = EXACT,
 ) -> Result:
     """Run the model.
@@ -87,51 +109,75 @@ def forward(
     way in lower precision, so a legal choice is followed: every id distinct and its selection
     score (sigmoid + bias) no lower than the k-th best minus `tie` (one number, or by layer).
     An illegal row is reported and the reference's own choice used.
+    selection: sparse layer -> [T, G, K] blocks that a subject chose, -1 where there are fewer,
+    in any order; followed where legal within `selection_tie`, head by head: see `select` in
+    sparse.py.
     rounding: with anything but EXACT the taps are those of its last probe.
-    Raises ValueError for weights, token ids or routing that do not fit the configuration.
+    Raises ValueError for weights, token ids or choices that do not fit the configuration.
     """
 
-    def tolerance(layer: int, selection: Tensor) -> float:
-        return tie.get(layer, 0.0) if isinstance(tie, Mapping) else tie
+    follow = Follow(
+        routing=routing,
+        tolerance=fixed(tie),
+        selection=selection,
+        selection_tolerance=fixed(selection_tie),
+    )
+    return probe(run(config, weights, batch, follow, rounding), -1)
 
-    probed = run(config, weights, batch, routing=routing, tolerance=tolerance, rounding=rounding)
-    return probe(probed, -1)
+
+def fixed(tie: Mapping[int, float] | float) -> LayerTolerance:
+    """A tolerance that is one number, or one by layer."""
+    return lambda layer, _: tie.get(layer, 0.0) if isinstance(tie, Mapping) else tie
+
+
+def is_choice(tap: str) -> bool:
+    """Whether a tap is ids that were chosen: they are one for all probes, and agree or do not."""
+    return tap.endswith(("experts_chosen", "blocks_chosen"))
 
 
 def probe(probed: Result, index: int) -> Result:
     """One probe of what `run` returned."""
-    taps = {
-        name: tap if name.endswith("experts_chosen") else tap[index]
-        for name, tap in probed.taps.items()
-    }
+    taps = {name: tap if is_choice(name) else tap[index] for name, tap in probed.taps.items()}
     return Result(
         taps=taps,
         routing_margin=probed.routing_margin,
         routing_rejected=probed.routing_rejected,
+        selection_rejected=probed.selection_rejected,
         parts={name: part[index] for name, part in probed.parts.items()},
     )
 
 
 def run(
-    config: M3Config,
-    weights: Weights,
-    batch: Batch,
-    *,
-    routing: Mapping[int, Tensor] | None,
-    tolerance: Callable[[int, Tensor], float],
-    rounding: Rounding,
+    config: M3Config, weights: Weights, batch: Batch, follow: Follow, rounding: Rounding
 ) -> Result:
-    """All probes of `rounding` in one pass: taps have a leading dim P, `experts_chosen` not.
+    """All probes of `rounding` in one pass: taps have a leading dim P, those of choices not.
 
-    Probe 0 decides the routing of all. tolerance(layer, selection scores [P, T, E]) is the
-    legal distance below the k-th best. Other arguments as in `forward`.
+    Probe 0 decides the routing and the blocks of all. Other arguments as in `forward`.
     """
     w = as_float64(config, weights)
-    _check_inputs(config, batch, routing or {})
-    taps: Taps = {}
+    check_inputs(config, batch, follow)
+    stream = w["embed_tokens.weight"][batch.token_ids].expand(rounding.probes, -1, -1)
+    return through(config, w, batch, {"embed": stream}, stream, follow, rounding)
+
+
+def through(
+    config: M3Config,
+    w: Weights,
+    batch: Batch,
+    taps: Taps,
+    stream: Tensor,
+    follow: Follow,
+    rounding: Rounding,
+) -> Result:
+    """From the stream [P, T, H] before the first layer to the end; `taps` come before the others.
+
+    w: float64 and complete, see `as_float64`.
+    """
+    taps = dict(taps)
     parts: Taps = {}
     margins: dict[int, Tensor] = {}
     rejected: list[tuple[int, int]] = []
+    blocks_rejected: list[tuple[int, int]] = []
 
     def norm(x: Tensor, name: str) -> Tensor:
         return gemma_norm(x, w[name + ".weight"], config.rms_norm_eps, rounding)
@@ -140,18 +186,25 @@ def run(
         y = stream + block
         return rounding(y, y.abs(), 1, Kind.STORED)
 
-    stream = w["embed_tokens.weight"][batch.token_ids].expand(rounding.probes, -1, -1)
-    taps["embed"] = stream
     for i, is_moe in enumerate(config.moe_layer_freq):
         name = f"layers.{i}"
         h = norm(stream, f"{name}.input_layernorm")
-        attn = attention(config, w, i, h, batch.positions, batch.seq_lens, rounding)
+        blocks = None
+        if i in config.sparse_layers:
+            wanted = (follow.selection or {}).get(i)
+            margin = partial(follow.selection_tolerance, i)
+            selected = select(
+                config, w, i, h, batch.positions, batch.seq_lens, wanted, margin, rounding
+            )
+            blocks = taps[f"{name}.blocks_chosen"] = selected.chosen
+            blocks_rejected += [(i, token) for token in selected.rejected]
+        attn = attention(config, w, i, h, batch.positions, batch.seq_lens, blocks, rounding)
         residual = add(stream, attn)
         taps |= {f"{name}.attn": attn, f"{name}.residual": residual}
         h = norm(residual, f"{name}.post_attention_layernorm")
         if is_moe:
-            proposed = (routing or {}).get(i)
-            routed = route(config, w, i, h, proposed, partial(tolerance, i), rounding)
+            proposed = (follow.routing or {}).get(i)
+            routed = route(config, w, i, h, proposed, partial(follow.tolerance, i), rounding)
             taps |= {f"{name}.router": routed.logits, f"{name}.experts_chosen": routed.chosen}
             margins[i] = routed.margin
             rejected += [(i, token) for token in routed.rejected]
@@ -166,22 +219,44 @@ def run(
     taps["logits"] = linear(taps["norm"], w["lm_head.weight"], rounding, Kind.STORED)
     taps["logprobs"] = log_softmax(taps["logits"], rounding)
     return Result(
-        taps=taps, routing_margin=margins, routing_rejected=tuple(rejected), parts=parts
+        taps=taps,
+        routing_margin=margins,
+        routing_rejected=tuple(rejected),
+        selection_rejected=tuple(blocks_rejected),
+        parts=parts,
     )
 
 
-def _check_inputs(config: M3Config, batch: Batch, routing: Mapping[int, Tensor]) -> None:
+def check_inputs(config: M3Config, batch: Batch, follow: Follow) -> None:
+    """Raise ValueError for token ids or choices that do not fit the configuration."""
     tokens = len(batch.token_ids)
     if tokens and not 0 <= int(batch.token_ids.min()) <= int(batch.token_ids.max()) < (
         config.vocab_size
     ):
         raise ValueError(f"token_ids must lie in 0..{config.vocab_size - 1}")
-    shape = (tokens, config.num_experts_per_tok)
-    for layer, chosen in routing.items():
-        if layer not in config.moe_layers:
-            raise ValueError(f"routing names layer {layer}; MoE layers are {config.moe_layers}")
-        if tuple(chosen.shape) != shape or chosen.is_floating_point():
-            raise ValueError(
-                f"routing of layer {layer} must be integer ids of shape {shape}, "
-                f"not {chosen.dtype} of shape {tuple(chosen.shape)}"
-            )
+    for what, given, kind, layers, of, width in (
+        (
+            "routing",
+            follow.routing or {},
+            "MoE",
+            config.moe_layers,
+            "ids",
+            (config.num_experts_per_tok,),
+        ),
+        (
+            "selection",
+            follow.selection or {},
+            "sparse",
+            config.sparse_layers,
+            "blocks",
+            (config.num_key_value_heads, config.sparse_topk_blocks),
+        ),
+    ):
+        for layer, chosen in given.items():
+            if layer not in layers:
+                raise ValueError(f"{what} names layer {layer}; {kind} layers are {layers}")
+            if tuple(chosen.shape) != (tokens, *width) or chosen.is_floating_point():
+                raise ValueError(
+                    f"{what} of layer {layer} must be integer {of} of shape {(tokens, *width)}, "
+                    f"not {chosen.dtype} of shape {tuple(chosen.shape)}"
+                )

@@ -31,6 +31,7 @@ class Kind(Enum):
     STORED = "as ACCUMULATOR, then rounded once to the storage dtype"
     REDUCED = "an all-reduce of partial sums that each rank holds in the storage dtype"
     QUANTISED = "rounded to MXFP8 before a product, where a subject's experts do so"
+    INDEXED = "rounded to bfloat16, in which the indexer of sparse attention keeps queries and keys"
 
 
 class Rounding(Protocol):
@@ -108,6 +109,8 @@ class Perturbed:
                    2^-6 of the block's scale it is fixed-point with spacing 2^-9; the scale is
                    less than 1/224 of the block's largest magnitude (OCP MX v1.0, with the scale
                    rounded up, as vLLM's staging kernel does).
+      INDEXED      2^-8 * |y|, whatever u_store is: vLLM's indexer cache is bfloat16 in a model
+                   of any dtype (its `indexer_kv_dtype`, left as it is).
     """
 
     def __init__(
@@ -142,6 +145,8 @@ class Perturbed:
         """The local bound on the error of this one operation, elementwise, shaped as y."""
         if kind is Kind.QUANTISED:
             return torch.maximum(2.0**-4 * y.abs(), 2.0**-10 / 224 * magnitude)
+        if kind is Kind.INDEXED:
+            return _UNIT_ROUNDOFF[torch.bfloat16] * y.abs()
         if kind is Kind.REDUCED and self._ranks > 1:
             return self._u_store * math.sqrt(self._ranks + 1) * torch.maximum(y.abs(), magnitude)
         if kind is Kind.REDUCED:

@@ -24,7 +24,11 @@ def as_float64(config: M3Config, weights: Weights) -> dict[str, Tensor]:
     Raises ValueError for a missing weight, a wrong shape, or a weight that nothing reads (a
     weight nobody reads is a weight nobody checks).
     """
-    shapes = expected_shapes(config)
+    return converted(weights, expected_shapes(config))
+
+
+def converted(weights: Weights, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """`as_float64` for weights of these names and shapes."""
     for name, shape in shapes.items():
         if name not in weights:
             raise ValueError(f"weight {name!r} is missing; it should have shape {shape}")
@@ -55,6 +59,11 @@ def _shapes(config: M3Config) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield layer + "self_attn.o_proj.weight", (hidden, q_width)
         yield layer + "self_attn.q_norm.weight", (head_dim,)
         yield layer + "self_attn.k_norm.weight", (head_dim,)
+        if i in config.sparse_layers:
+            yield layer + "self_attn.index_q_proj.weight", (kv_width, hidden)
+            yield layer + "self_attn.index_k_proj.weight", (head_dim, hidden)
+            yield layer + "self_attn.index_q_norm.weight", (head_dim,)
+            yield layer + "self_attn.index_k_norm.weight", (head_dim,)
         if is_moe:
             yield from _moe_shapes(config, layer + "block_sparse_moe.")
         else:

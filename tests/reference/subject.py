@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from reference import Batch, M3Config, expected_shapes
+from tests.reference import blocks
 
 FAULTS = (
     "shared expert twice",
@@ -25,7 +26,20 @@ FAULTS = (
 )
 
 
-def tiny_config(layers: str = "dmmm", **changes: object) -> M3Config:
+def tiny_config(layers: str = "dmmm", sparse: str = "", **changes: object) -> M3Config:
+    """layers: a letter each, "d" dense FFN and "m" experts; sparse: "s" sparse attention and "."
+    dense, all dense if it is left out."""
+    indexer: dict[str, object] = {
+        "use_sparse_attention": True,
+        "sparse_attention_freq": [int(kind == "s") for kind in sparse],
+        "sparse_num_index_heads": 4,
+        "sparse_index_dim": 16,
+        "sparse_block_size": 4,
+        "sparse_topk_blocks": 3,
+        "sparse_init_block": 1,
+        "sparse_local_block": 1,
+    }
+    indexer |= {key: changes.pop(key) for key in indexer if key in changes}
     sizes: dict[str, object] = {
         "vocab_size": 256,
         "hidden_size": 64,
@@ -46,17 +60,24 @@ def tiny_config(layers: str = "dmmm", **changes: object) -> M3Config:
         "moe_layer_freq": [int(kind == "m") for kind in layers],
         "swiglu_limit": 7.0,
         "swiglu_alpha": 1.702,
+        "sparse_attention_config": indexer if sparse else None,
     }
     return M3Config.from_hf(sizes | changes)
 
 
 def random_weights(
-    config: M3Config, seed: int = 0, dtype: torch.dtype = torch.float32
+    config: M3Config,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    shapes: dict[str, tuple[int, ...]] | None = None,
 ) -> dict[str, Tensor]:
-    """Every term matters: norms and biases are not zero, linear layers keep the scale."""
+    """Every term matters: norms and biases are not zero, linear layers keep the scale.
+
+    shapes: of the weights, by name; those of the whole model if left out.
+    """
     generator = torch.Generator().manual_seed(seed)
     weights = {}
-    for name, shape in expected_shapes(config).items():
+    for name, shape in (shapes or expected_shapes(config)).items():
         if "norm" in name:
             scale = 0.3
         elif name.endswith("e_score_correction_bias"):
@@ -119,7 +140,14 @@ class Subject:
         z = torch.complex(wide[..., :half], wide[..., half : 2 * half]) * turn
         return torch.cat([z.real, z.imag, wide[..., 2 * half :]], -1).to(self.dtype)
 
-    def attention(self, i: int, x: Tensor, batch: Batch) -> Tensor:
+    def index(self, p: str, name: str, x: Tensor, batch: Batch) -> Tensor:
+        """What the indexer keeps, in bfloat16 unless everything is float64: [T, heads, D]."""
+        y = F.linear(x, self.w(f"{p}index_{name}_proj.weight"))
+        y = self.norm(y.reshape(len(x), -1, self.config.head_dim), f"{p}index_{name}_norm.weight")
+        kept = torch.float64 if self.dtype == torch.float64 else torch.bfloat16
+        return self.rope(y, batch.positions).to(kept).to(self.high)
+
+    def attention(self, i: int, x: Tensor, batch: Batch, taps: dict[str, Tensor]) -> Tensor:
         p, c = f"layers.{i}.self_attn.", self.config
         q, k, v = (
             F.linear(x, self.w(f"{p}{n}_proj.weight")).reshape(len(x), -1, c.head_dim)
@@ -127,12 +155,24 @@ class Subject:
         )
         q = self.rope(self.norm(q, p + "q_norm.weight"), batch.positions)
         k = self.rope(self.norm(k, p + "k_norm.weight"), batch.positions)
-        outs = []
-        for qkv in zip(*(torch.split(y, list(batch.seq_lens)) for y in (q, k, v)), strict=True):
-            if len(qkv[0]):
+        outs: list[Tensor] = []
+        chosen: list[Tensor] = []
+        indexed: tuple[Tensor, ...] = ()
+        if sparse := i in c.sparse_layers:
+            index_q, index_k = (self.index(p, name, x, batch) for name in "qk")
+            indexed = (index_q, index_k[:, 0])
+        parts = (torch.split(y, list(batch.seq_lens)) for y in (q, k, v, *indexed))
+        for qkv in zip(*parts, strict=True):
+            if sparse and len(qkv[0]):
+                found = blocks.chosen(c, *qkv[3:])
+                chosen.append(torch.tensor(found))
+                outs.append(blocks.attend(*qkv[:3], found, c.sparse_block_size))
+            elif len(qkv[0]):
                 a, b, d = (y.transpose(0, 1) for y in qkv)
                 y = F.scaled_dot_product_attention(a, b, d, is_causal=True, enable_gqa=True)
                 outs.append(y.transpose(0, 1))
+        if sparse:
+            taps[f"layers.{i}.blocks_chosen"] = torch.cat(chosen)
         mixed = torch.cat(outs).flatten(1)
         partials = self.row_parallel(mixed, self.w(p + "o_proj.weight"))
         if self.fault == "half of an all-reduce missing" and i == 1:
@@ -172,7 +212,7 @@ class Subject:
         taps = {"embed": stream}
         for i, is_moe in enumerate(self.config.moe_layer_freq):
             p = f"layers.{i}."
-            attn = self.attention(i, self.norm(stream, p + "input_layernorm.weight"), batch)
+            attn = self.attention(i, self.norm(stream, p + "input_layernorm.weight"), batch, taps)
             residual = stream + attn
             h = self.norm(residual, p + "post_attention_layernorm.weight")
             if is_moe:
@@ -191,3 +231,6 @@ class Subject:
 
     def routing(self, taps: dict[str, Tensor]) -> dict[int, Tensor]:
         return {i: taps[f"layers.{i}.experts_chosen"] for i in self.config.moe_layers}
+
+    def selection(self, taps: dict[str, Tensor]) -> dict[int, Tensor]:
+        return {i: taps[f"layers.{i}.blocks_chosen"] for i in self.config.sparse_layers}

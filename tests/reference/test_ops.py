@@ -84,7 +84,7 @@ def run_attention(x: Tensor, seq_lens: tuple[int, ...], positions: Tensor | None
     weights = {k: v.double() for k, v in random_weights(config).items()}
     if positions is None:
         positions = torch.cat([torch.arange(n) for n in seq_lens])
-    return attention(config, weights, 0, x[None], positions, seq_lens, EXACT)[0]
+    return attention(config, weights, 0, x[None], positions, seq_lens, None, EXACT)[0]
 
 
 def test_attention_is_sdpa() -> None:

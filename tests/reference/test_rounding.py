@@ -46,6 +46,7 @@ def test_gamma() -> None:
         (Kind.STORED, 4, gamma(9, 0.0625) * 5 + 0.25 * 2),
         (Kind.REDUCED, 1, 0.25 * 2),
         (Kind.REDUCED, 3, 0.25 * 2 * 5),
+        (Kind.INDEXED, 4, 2.0**-8 * 2),  # bfloat16's, whatever the storage dtype is
     ],
 )
 def test_amplitude_is_the_formula(kind: Kind, ranks: int, expected: float) -> None:
