@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from rankfold.commands import faults as faulting
 from rankfold.commands import hunt as hunting
+from rankfold.commands import recipe as recipes
 from rankfold.commands.refuse import broke, refuse
 from rankfold.errors import BAD_USAGE, BROKE, FAILS, HOLDS, INTERRUPTED
 
@@ -69,6 +70,7 @@ def _parser() -> _Parser:
     hunting.add_transport(check)
     check.add_argument("--json", action="store_true", help="print the report as JSON")
     check.set_defaults(command=_check)
+    recipes.add(commands)
     script = commands.add_parser(
         "run",
         help="run any torch.distributed script on folded ranks, under the sanitizer",
