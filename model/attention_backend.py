@@ -1,7 +1,8 @@
-"""vLLM's attention backend interface over the causal attention kernel, without a KV cache.
+"""vLLM's attention backend interface over the paged-attention kernel.
 
-vLLM's `Attention.forward` stays its own: it finds this backend through the platform and passes it
-the metadata of the forward context. Every sequence of a batch is given whole, so nothing is cached.
+vLLM's `Attention.forward` stays its own: it finds this backend through the platform, has it write
+the new keys and values to their slots of the KV cache, and passes it the metadata of the forward
+context.
 """
 
 from dataclasses import dataclass
@@ -17,19 +18,23 @@ from vllm.v1.attention.backend import (
     CommonAttentionMetadata,
 )
 
-from model.kernels.attention import causal_attention
+from model.kernels.paged_attention import insert_kv, paged_attention
 
 
 @dataclass(frozen=True, kw_only=True)
-class WholeSequences(AttentionMetadata):
-    """The batch is made of whole sequences, one after another."""
+class PagedSequences(AttentionMetadata):
+    """The batch is made of the newest tokens of sequences, one after another."""
 
+    query_lens: tuple[int, ...]
+    """New tokens of each sequence, in order; they sum to the tokens of the batch."""
     seq_lens: tuple[int, ...]
-    """Tokens of each sequence, in order; they sum to the tokens of the batch."""
+    """Tokens of each sequence in the cache, the new ones among them."""
+    block_table: torch.Tensor
+    """int32 [S, blocks]: the pages of each sequence."""
 
 
 class FoldedAttentionBackend(AttentionBackend):
-    """Names our classes to vLLM. There is no cache, hence no separate step to fill it."""
+    """Names our classes to vLLM."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [
         torch.float32,
@@ -37,8 +42,8 @@ class FoldedAttentionBackend(AttentionBackend):
         torch.float16,
         torch.float64,
     ]
-    # vLLM then never asks for a cache update of its own before `forward`.
-    forward_includes_kv_cache_update = True
+    # vLLM then has `do_kv_cache_update` called before `forward`.
+    forward_includes_kv_cache_update = False
 
     @staticmethod
     def get_name() -> str:
@@ -50,12 +55,12 @@ class FoldedAttentionBackend(AttentionBackend):
         return FoldedAttentionImpl
 
     @staticmethod
-    def get_builder_cls() -> type["WholeSequencesBuilder"]:
-        return WholeSequencesBuilder
+    def get_builder_cls() -> type["PagedSequencesBuilder"]:
+        return PagedSequencesBuilder
 
 
-class WholeSequencesBuilder(AttentionMetadataBuilder[WholeSequences]):
-    """Builds `WholeSequences` from what vLLM's model runner knows of a batch."""
+class PagedSequencesBuilder(AttentionMetadataBuilder[PagedSequences]):
+    """Builds `PagedSequences` from what vLLM's model runner knows of a batch."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -65,19 +70,16 @@ class WholeSequencesBuilder(AttentionMetadataBuilder[WholeSequences]):
         common_prefix_len: int,
         common_attn_metadata: CommonAttentionMetadata,
         fast_build: bool = False,
-    ) -> WholeSequences:
-        """Raises NotImplementedError if a sequence has earlier tokens, which only a cache holds."""
-        queries = common_attn_metadata.query_start_loc_cpu.diff().tolist()
-        contexts = common_attn_metadata.seq_lens.tolist()
-        if queries != contexts:
-            raise NotImplementedError(
-                f"sequences of {contexts} tokens bring {queries} new ones, but there is no KV "
-                "cache: give every sequence whole"
-            )
-        return WholeSequences(seq_lens=tuple(queries))
+    ) -> PagedSequences:
+        """A prefix that sequences have in common is not used: it changes no value."""
+        return PagedSequences(
+            query_lens=tuple(common_attn_metadata.query_start_loc_cpu.diff().tolist()),
+            seq_lens=tuple(common_attn_metadata.seq_lens.tolist()),
+            block_table=common_attn_metadata.block_table_tensor,
+        )
 
 
-class FoldedAttentionImpl(AttentionImpl[WholeSequences]):
+class FoldedAttentionImpl(AttentionImpl[PagedSequences]):
     """Causal grouped-query attention; refuses at construction what it does not compute."""
 
     def __init__(
@@ -112,6 +114,17 @@ class FoldedAttentionImpl(AttentionImpl[WholeSequences]):
         self.num_kv_heads = num_kv_heads or num_heads
         self.kv_cache_dtype = kv_cache_dtype
 
+    def do_kv_cache_update(
+        self,
+        layer: Any,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> None:
+        """Write key and value [T, kv_heads, D] to their slots of the cache, int64 [T]."""
+        insert_kv(key, value, kv_cache, slot_mapping)
+
     def forward(
         self,
         layer: Any,
@@ -119,22 +132,30 @@ class FoldedAttentionImpl(AttentionImpl[WholeSequences]):
         key: torch.Tensor,
         value: torch.Tensor,
         kv_cache: torch.Tensor,
-        attn_metadata: WholeSequences,
+        attn_metadata: PagedSequences,
         output: torch.Tensor,
         output_scale: torch.Tensor | None = None,
         output_block_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Attend over whole sequences, into `output`.
+        """Attend to what the cache holds of each sequence, into `output`.
 
-        query, output: [T, heads, D]; key, value: [T, kv_heads, D]; kv_cache is not looked at.
-        Raises RuntimeError without `WholeSequences`: zeros would pass for an answer.
+        query, output: [T, heads, D]; kv_cache: [pages, kv_heads, B, 2 D]; key and value are in the
+        cache already. Raises RuntimeError without `PagedSequences`: zeros would pass for an answer.
         """
-        if not isinstance(attn_metadata, WholeSequences):
+        if not isinstance(attn_metadata, PagedSequences):
             raise RuntimeError(
                 f"{layer.layer_name}: attention metadata is {type(attn_metadata).__name__}; "
-                "put WholeSequences into set_forward_context's attn_metadata"
+                "put PagedSequences into set_forward_context's attn_metadata"
             )
         if output_scale is not None or output_block_scale is not None:
             raise NotImplementedError("the attention stand-in has no quantised output")
-        causal_attention(query, key, value, attn_metadata.seq_lens, self.scale, output)
+        paged_attention(
+            query,
+            kv_cache,
+            attn_metadata.block_table,
+            attn_metadata.seq_lens,
+            attn_metadata.query_lens,
+            self.scale,
+            output,
+        )
         return output

@@ -1,4 +1,8 @@
-"""One step's input: the tokens of one or more whole sequences."""
+"""One step's input: the next tokens of one or more sequences.
+
+Most steps bring whole sequences. A long prompt may come in chunks, and decoding brings one token
+at a time: then the KV caches hold the earlier tokens, and the batch says how many.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,9 +12,9 @@ import torch
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Batch:
-    """Tokens of sequences laid out one after another; every rank gets the same batch.
+    """New tokens of sequences laid out one after another; every rank gets the same batch.
 
-    Invariant: the lengths sum to the number of tokens.
+    Invariant: the lengths sum to the number of tokens, and no request is there twice.
     """
 
     token_ids: torch.Tensor
@@ -18,9 +22,28 @@ class Batch:
     positions: torch.Tensor
     """int64 [T], the position of each token in its sequence."""
     seq_lens: tuple[int, ...]
-    """Tokens of each sequence, in order; zero is allowed."""
+    """New tokens of each sequence, in order; zero is allowed."""
+    context_lens: tuple[int, ...] = ()
+    """Tokens of each sequence that the KV caches hold already; 0 each by default, which begins a
+    sequence anew."""
+    requests: tuple[int, ...] = ()
+    """Which request each sequence is, as the KV caches count them; 0, 1, ... by default."""
 
     def __post_init__(self) -> None:
+        for name, default in (
+            ("context_lens", (0,) * len(self.seq_lens)),
+            ("requests", tuple(range(len(self.seq_lens)))),
+        ):
+            given = getattr(self, name) or default
+            object.__setattr__(self, name, given)
+            if len(given) != len(self.seq_lens):
+                raise ValueError(
+                    f"{len(given)} {name} for {len(self.seq_lens)} sequences: give one each"
+                )
+            if any(number < 0 for number in given):
+                raise ValueError(f"{name} {given}: no number may be below 0")
+        if len(set(self.requests)) < len(self.requests):
+            raise ValueError(f"requests {self.requests}: each may be there once")
         tokens = self.token_ids.shape[0]
         if self.positions.shape != self.token_ids.shape:
             raise ValueError(
@@ -35,13 +58,25 @@ class Batch:
         return int(self.token_ids.shape[0])
 
     @classmethod
-    def of(cls, token_ids: Sequence[int] | torch.Tensor, seq_lens: Sequence[int]) -> "Batch":
-        """Sequences of the given lengths, each with positions from 0."""
-        positions = [torch.arange(length) for length in seq_lens]
+    def of(
+        cls,
+        token_ids: Sequence[int] | torch.Tensor,
+        seq_lens: Sequence[int],
+        context_lens: Sequence[int] | None = None,
+        requests: Sequence[int] | None = None,
+    ) -> "Batch":
+        """Sequences that bring so many tokens, each with positions from its context on."""
+        contexts = [0] * len(seq_lens) if context_lens is None else context_lens
+        positions = [
+            torch.arange(context, context + length)
+            for context, length in zip(contexts, seq_lens, strict=True)
+        ]
         return cls(
             token_ids=torch.as_tensor(token_ids, dtype=torch.int64),
             positions=torch.cat(positions) if positions else torch.empty(0, dtype=torch.int64),
             seq_lens=tuple(seq_lens),
+            context_lens=tuple(contexts),
+            requests=tuple(requests or ()),
         )
 
     @classmethod

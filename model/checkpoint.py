@@ -41,6 +41,8 @@ def checkpoint(tiny: TinyM3, seed: int, dtype: torch.dtype) -> dict[str, torch.T
     }
     for i, letter in enumerate(tiny.layers):
         layer = _attention(tiny, linear, normal)
+        if i in tiny.sparse_layers:
+            layer |= _indexer(tiny, linear, normal)
         layer |= _moe(tiny, linear, generator) if letter == "m" else _dense(tiny, linear)
         weights |= {f"model.layers.{i}.{name}": value for name, value in layer.items()}
     weights["model.norm.weight"] = normal(tiny.hidden_size, std=_NORM_STD)
@@ -70,6 +72,19 @@ def _attention(
         "self_attn.o_proj.weight": linear(hidden, q_size),
         "self_attn.q_norm.weight": normal(head_dim, std=_NORM_STD),
         "self_attn.k_norm.weight": normal(head_dim, std=_NORM_STD),
+    }
+
+
+def _indexer(
+    tiny: TinyM3, linear: Callable[..., torch.Tensor], normal: Callable[..., torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """What chooses the blocks of a sparse layer: a query for each KV head, and one key."""
+    hidden, head_dim = tiny.hidden_size, tiny.head_dim
+    return {
+        "self_attn.index_q_proj.weight": linear(tiny.num_key_value_heads * head_dim, hidden),
+        "self_attn.index_k_proj.weight": linear(head_dim, hidden),
+        "self_attn.index_q_norm.weight": normal(head_dim, std=_NORM_STD),
+        "self_attn.index_k_norm.weight": normal(head_dim, std=_NORM_STD),
     }
 
 

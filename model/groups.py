@@ -1,11 +1,11 @@
 """vLLM's process groups on one rank: made over the world's own process group, and named."""
 
 import importlib
-import os
 from typing import Any
 
 import torch.distributed as dist
 
+from model import device
 from sim import RankContext
 
 _COORDINATORS = ("world", "tp", "pp", "dp", "ep", "dcp", "pcp", "eplb")
@@ -21,10 +21,12 @@ def join_groups(ctx: RankContext) -> None:
     if state.model_parallel_is_initialized():
         return
     backend = dist.get_backend()
+    # vLLM takes the local rank for the number of the rank's GPU.
+    index = device.current().index
     state.init_distributed_environment(
         world_size=ctx.world_size,
         rank=ctx.rank,
-        local_rank=int(os.environ.get("LOCAL_RANK", ctx.rank)),
+        local_rank=ctx.rank if index is None else index,
         backend=backend,
     )
     state.initialize_model_parallel(ctx.topology.tp, ctx.topology.pp, backend=backend)

@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from model import megamoe
+from model import device, megamoe
 
 Kind = Literal["leaf kernel", "platform hook", "transport"]
 
@@ -53,10 +53,14 @@ def _flashinfer_norm() -> types.ModuleType:
     return module
 
 
-def _registered_model() -> Any:
-    registry = importlib.import_module("vllm.model_executor.models.registry")
-    model = importlib.import_module("vllm.models.minimax_m3.nvidia.model")
-    return registry._RegisteredModel.from_model_cls(model.MiniMaxM3SparseForCausalLM)
+def _registered(path: str) -> Callable[[], Any]:
+    """The registry's entry for the model class at "module:class"."""
+
+    def load() -> Any:
+        registry = importlib.import_module("vllm.model_executor.models.registry")
+        return registry._RegisteredModel.from_model_cls(_kernel(path)())
+
+    return load
 
 
 def _norm_overrides() -> tuple[Override, ...]:
@@ -82,13 +86,23 @@ def _norm_overrides() -> tuple[Override, ...]:
     )
 
 
-ACTIVATION: tuple[Override, ...] = (
+def _platform() -> Any:
+    on_cpu = device.current().type == "cpu"
+    path = "model.platform:FoldedPlatform" if on_cpu else "model.cuda_platform:LaunchedPlatform"
+    return _kernel(path)()()
+
+
+PLATFORM: tuple[Override, ...] = (
     Override(
         target="vllm.platforms:_current_platform",
         kind="platform hook",
         reason="vLLM's choice of platform; the entry point sets the same where it is installed",
-        replacement=lambda: _kernel("model.platform:FoldedPlatform")()(),
+        replacement=_platform,
     ),
+)
+"""What tells vLLM where it is."""
+
+NO_ACCELERATOR: tuple[Override, ...] = (
     Override(
         target="torch.accelerator:empty_cache",
         kind="platform hook",
@@ -102,6 +116,9 @@ ACTIVATION: tuple[Override, ...] = (
         replacement=lambda: lambda device=None: None,
     ),
 )
+"""What vLLM asks of an accelerator; not installed where there is one."""
+
+ACTIVATION: tuple[Override, ...] = PLATFORM + NO_ACCELERATOR
 """What must be in place before vLLM's model code is imported."""
 
 KERNELS: tuple[Override, ...] = (
@@ -118,19 +135,39 @@ KERNELS: tuple[Override, ...] = (
         reason="top-k routing is a CUDA kernel",
         replacement=_kernel("model.kernels.topk_sigmoid:topk_sigmoid"),
     ),
+    *(
+        Override(
+            target=f"vllm.models.minimax_m3.common.indexer:{name}",
+            kind="leaf kernel",
+            reason="the lightning indexer's scores and top-k are Triton kernels",
+            replacement=_kernel(f"model.kernels.index_topk:{name}"),
+        )
+        for name in ("minimax_m3_index_score", "minimax_m3_index_topk", "minimax_m3_index_decode")
+    ),
+    *(
+        Override(
+            target=f"vllm.models.minimax_m3.common.sparse_attention:{name}",
+            kind="leaf kernel",
+            reason="block-sparse attention over the paged cache is a Triton kernel",
+            replacement=_kernel(f"model.kernels.sparse_attention:{name}"),
+        )
+        for name in ("minimax_m3_sparse_attn", "minimax_m3_sparse_attn_decode")
+    ),
     Override(
         target="vllm.model_executor.custom_op:op_registry_oot[UnquantizedFusedMoEMethod]",
         kind="leaf kernel",
         reason="the expert GEMMs; the entry that CustomOp.register_oot makes for a platform's own",
         replacement=_kernel("model.experts_method:FoldedUnquantizedFusedMoEMethod"),
     ),
-    Override(
-        target="vllm.model_executor.models.registry:"
-        "ModelRegistry.models[MiniMaxM3SparseForCausalLM]",
-        kind="platform hook",
-        reason="the entry that ModelRegistry.register_model makes; vLLM's own starts a second "
-        "process to inspect the class",
-        replacement=_registered_model,
+    *(
+        Override(
+            target=f"vllm.model_executor.models.registry:ModelRegistry.models[{name}]",
+            kind="platform hook",
+            reason="the entry that ModelRegistry.register_model makes; vLLM's own starts a second "
+            "process to inspect the class",
+            replacement=_registered(f"vllm.models.minimax_m3.nvidia.{module}:{name}"),
+        )
+        for module, name in (("model", "MiniMaxM3SparseForCausalLM"), ("mtp", "MiniMaxM3MTP"))
     ),
 )
 """What computes, and what makes vLLM find it."""
@@ -164,7 +201,7 @@ _originals: dict[str, Any] = {}
 
 def install_activation() -> None:
     """Install only what must precede the import of vLLM's model code. Idempotent."""
-    _install(ACTIVATION)
+    _install(ACTIVATION if device.current().type == "cpu" else PLATFORM)
 
 
 def install(*, folded: bool = True) -> None:

@@ -41,9 +41,7 @@ class FoldedPlatform(Platform):
 
     @classmethod
     def get_device_communicator_cls(cls) -> str:
-        return (
-            "vllm.distributed.device_communicators.base_device_communicator.DeviceCommunicatorBase"
-        )
+        return "model.communicator.FoldedCommunicator"
 
     @classmethod
     def get_device_name(cls, device_id: int = 0) -> str:

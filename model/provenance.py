@@ -106,7 +106,7 @@ class Numbering:
         """
         if not value.is_floating_point():
             # Not `contiguous`: it keeps a stride that no view can take where the last dim is 1.
-            packed = torch.empty(value.shape, dtype=value.dtype).copy_(value)
+            packed = value.new_empty(value.shape).copy_(value)
             digits = packed.view(torch.uint8).to(torch.int64)
             unwritten, wrong = digits == _UNWRITTEN_BYTE, digits >= self.base
         else:

@@ -12,13 +12,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from model import overlay, overrides, survival, taps
+from model import device, dp, overlay, overrides, survival, taps
 from model.batch import Batch
 from model.groups import group_labels, join_groups
+from model.kv_cache import KVCaches
 from model.provenance import Loaded, Numbering, trace
 from model.survival import Overwritten
 from model.taps import Captured
-from model.tiny import ShapeError, TinyM3
+from model.tiny import TinyM3
 from sim import RankContext, Topology
 
 
@@ -67,6 +68,7 @@ class Subject:
         sequence_parallel: bool = True,
         aux: tuple[int, ...] = (),
         numbering: Numbering | None = None,
+        requests: int = 8,
     ) -> None:
         """Build the model.
 
@@ -79,12 +81,14 @@ class Subject:
             sequence_parallel: False keeps the stream replicated where it would be sharded.
             aux: ids of aux hidden states to capture; id k is the stream before layer k.
             numbering: of the checkpoint, to find out first which of its elements is loaded where.
+            requests: sequences that the KV caches can hold at a time.
         """
         if not overrides.installed():
             raise RuntimeError("call model.subject.prepare() on the main thread first")
         check(tiny, ctx.topology)
         self.tiny = tiny
         self.dtype = dtype
+        self._dummy = requests
         self._recorder = taps.Recorder()
         self._survival = survival.Survival()
         self._config = vllm_config(tiny, ctx.topology, dtype, ctx.rank)
@@ -94,6 +98,8 @@ class Subject:
         with _current(self._config):
             join_groups(ctx)
             self.model, self.loaded = _build(self._config, weights, dtype, numbering)
+            # One more than is asked for: a dummy row's.
+            self._caches = KVCaches(self._config, requests + (ctx.topology.dp > 1))
         state = _parallel_state()
         self._tp, self._pp = state.get_tp_group(), state.get_pp_group()
         self.capture_aux(aux)
@@ -114,19 +120,30 @@ class Subject:
 
     @torch.no_grad()
     def step(self, batch: Batch, *, capture: bool = True) -> StepResult:
-        """Run the batch through this rank's stage; all ranks step together, with equal batches.
+        """Run the batch through this rank's stage; all ranks step together.
 
-        An empty batch goes through the same code: every collective still runs.
+        The ranks of one DP rank give equal batches, and DP ranks each their own. An empty batch
+        goes through the same code: every collective still runs. Where other DP ranks have tokens,
+        it takes a dummy row, as in vLLM, of which the result has nothing.
+
+        Raises ValueError if a sequence does not begin anew and does not go on where the KV caches
+        are.
         """
+        rows = dp.agree(self._config, batch.tokens)
+        idle = rows.count > batch.tokens
+        if idle:
+            batch = device.moved(dp.dummy_batch(rows, self._dummy))
         if capture:
-            self._recorder.start()
+            self._recorder.start(0 if idle else None)
             self._survival.start(batch)
         received = self._receive()
-        output = self._forward(batch, received)
+        output = self._forward(batch, rows, received)
         if not self._pp.is_last_rank:
             return self._hand_on(received, output)
         hidden, aux = output if isinstance(output, tuple) else (output, [])
         logits = self.model.compute_logits(hidden)
+        if idle:
+            logits = logits[:0]
         wide = torch.float64 if self.dtype == torch.float64 else torch.float32
         logprobs = torch.log_softmax(logits.to(wide), dim=-1)
         self._recorder.record("logits", logits)
@@ -170,35 +187,27 @@ class Subject:
         self._recorder.record_all(f"stage.{self.stage}.recv", received)
         return importlib.import_module("vllm.sequence").IntermediateTensors(received)
 
-    def _forward(self, batch: Batch, intermediate: Any) -> Any:
-        attention = importlib.import_module("model.attention_backend")
-        forward_context = importlib.import_module("vllm.forward_context")
-        metadata = attention.WholeSequences(seq_lens=batch.seq_lens)
-        layers = self._config.compilation_config.static_forward_context
-        with forward_context.set_forward_context(
-            dict.fromkeys(layers, metadata), self._config, num_tokens=batch.tokens
+    def _forward(self, batch: Batch, rows: dp.Rows, intermediate: Any) -> Any:
+        paged = self._caches.place(batch)
+        with dp.forward_context(
+            self._config, paged.metadata, rows, slot_mapping=paged.slot_mapping
         ):
             return self.model(batch.token_ids, batch.positions, intermediate)
 
 
 def check(tiny: TinyM3, topology: Topology) -> None:
     """Raise ShapeError, in one line, if the subject cannot run this topology."""
-    if topology.dp > 1:
-        raise ShapeError(f"dp{topology.dp}: data parallelism is not driven yet; use tp, pp and ep")
     tiny.validate(topology)
 
 
 def vllm_config(tiny: TinyM3, topology: Topology, dtype: torch.dtype, rank: int) -> Any:
     """A VllmConfig for one rank, as `vllm serve` would make it, without tokenizer or files."""
     config = importlib.import_module("vllm.config")
-    parallel = config.ParallelConfig(
-        tensor_parallel_size=topology.tp,
-        pipeline_parallel_size=topology.pp,
-        enable_expert_parallel=topology.ep,
-    )
     model = copy.deepcopy(_model_config(tiny, dtype))
+    parallel = dp.parallel_config(topology, rank)
     made = config.VllmConfig(model_config=model, parallel_config=parallel)
-    made.parallel_config.rank = rank
+    # A page of the caches is a block of sparse attention.
+    made.cache_config.block_size = tiny.sparse_block_size
     return made
 
 
@@ -227,12 +236,12 @@ def _build(
 ) -> tuple[Any, Loaded | None]:
     loader = importlib.import_module("vllm.model_executor.model_loader.utils")
     workspace = importlib.import_module("vllm.v1.worker.workspace")
-    workspace.init_workspace_manager(torch.device("cpu"))
-    with _default_dtype(dtype):
+    workspace.init_workspace_manager(device.current())
+    with _default_dtype(dtype), device.on_device():
         model = overlay.model_class(config)(vllm_config=config)
     loaded = trace(model, numbering) if numbering is not None else None
     model.load_weights(weights.items())
-    loader.process_weights_after_loading(model, config.model_config, torch.device("cpu"))
+    loader.process_weights_after_loading(model, config.model_config, device.current())
     return model.eval(), loaded
 
 

@@ -254,4 +254,4 @@ def _fingerprint(value: torch.Tensor) -> int:
     """A number that changes with any element, and with the order of elements."""
     bits = _bytes(value).to(torch.int64)
     # Odd factors keep every bit in the wrapping product.
-    return int((bits * (torch.arange(bits.numel()) * 2 + 1)).sum())
+    return int((bits * (torch.arange(bits.numel(), device=bits.device) * 2 + 1)).sum())

@@ -23,6 +23,9 @@ class Degrees(Protocol):
     def ep(self) -> bool: ...
 
 
+ATTENTIONS = ("dense", "sparse", "model")
+"""What `TinyM3.attention` may be."""
+
 # vLLM pads the vocabulary to a multiple of this before it shards it.
 _VOCAB_PADDING = 64
 
@@ -71,6 +74,20 @@ class TinyM3:
     """Slope of the gate's sigmoid."""
     swiglu_beta: float = 1.0
     """Added to the up value."""
+    attention: str = "dense"
+    """Which layers choose the blocks that they attend to: none ("dense"), all ("sparse"), or all
+    but the first, the real model's pattern ("model")."""
+    sparse_block_size: int = 4
+    """Tokens of a block, and of a page of the KV caches; 128 in the real model."""
+    sparse_topk_blocks: int = 3
+    """Blocks that a query of a sparse layer attends to at most."""
+    sparse_init_blocks: int = 1
+    """First blocks of a sequence that are always among them."""
+    sparse_local_blocks: int = 1
+    """Last blocks, up to the query's own, that are always among them."""
+
+    mtp_modules: int = 0
+    """Predictors of one more token that the checkpoint has."""
 
     def __post_init__(self) -> None:
         if not self.layers or set(self.layers) - set("dm"):
@@ -82,6 +99,13 @@ class TinyM3:
             raise ShapeError(
                 f"{self.num_attention_heads} query heads do not divide into "
                 f"{self.num_key_value_heads} groups; make them a multiple"
+            )
+        if self.attention not in ATTENTIONS:
+            raise ShapeError(f"attention {self.attention!r}: use {', '.join(ATTENTIONS)}")
+        if self.sparse_init_blocks + self.sparse_local_blocks > self.sparse_topk_blocks:
+            raise ShapeError(
+                f"{self.sparse_init_blocks} first and {self.sparse_local_blocks} last blocks are "
+                f"more than the {self.sparse_topk_blocks} that a query attends to"
             )
         if self.rotary_dim % 2 or not 0 < self.rotary_dim <= self.head_dim:
             raise ShapeError(
@@ -98,9 +122,17 @@ class TinyM3:
         """Indices of the layers that have experts."""
         return tuple(i for i, letter in enumerate(self.layers) if letter == "m")
 
+    @property
+    def sparse_layers(self) -> tuple[int, ...]:
+        """Indices of the layers that choose the blocks that they attend to."""
+        layers = range(len(self.layers))
+        if self.attention == "dense":
+            return ()
+        return tuple(i for i in layers if i or self.attention == "sparse" or len(self.layers) == 1)
+
     def text_config(self) -> dict[str, Any]:
         """The text backbone's entries of a Hugging Face config.json."""
-        dense_everywhere = [0] * len(self.layers)
+        sparse = [int(i in self.sparse_layers) for i in range(len(self.layers))]
         return {
             "architectures": ["MiniMaxM3SparseForCausalLM"],
             "model_type": "minimax_m3_text",
@@ -132,16 +164,19 @@ class TinyM3:
             "n_shared_experts": self.n_shared_experts,
             "use_routing_bias": self.use_routing_bias,
             "routed_scaling_factor": self.routed_scaling_factor,
-            "num_mtp_modules": 0,
+            "num_mtp_modules": self.mtp_modules,
             "moe_layer_freq": [int(letter == "m") for letter in self.layers],
             "sparse_attention_config": {
-                "use_sparse_attention": False,
+                "use_sparse_attention": any(sparse),
                 "sparse_index_dim": self.head_dim,
-                "sparse_num_index_heads": 4,
-                "sparse_topk_blocks": 4,
-                "sparse_block_size": 16,
-                "sparse_attention_freq": dense_everywhere,
-                "sparse_disable_index_value": dense_everywhere,
+                "sparse_num_index_heads": self.num_key_value_heads,
+                "sparse_topk_blocks": self.sparse_topk_blocks,
+                "sparse_block_size": self.sparse_block_size,
+                "sparse_init_block": self.sparse_init_blocks,
+                "sparse_local_block": self.sparse_local_blocks,
+                "sparse_score_type": "max",
+                "sparse_attention_freq": sparse,
+                "sparse_disable_index_value": sparse,
             },
             "tie_word_embeddings": False,
         }
@@ -174,6 +209,12 @@ class TinyM3:
             raise ShapeError(
                 f"pp{pp}: {len(self.layers)} layers do not make {pp} stages; "
                 f"use {_choices('pp', stages)}, or more layers"
+            )
+        if not topology.ep and self.moe_layers and self.intermediate_size % spread:
+            raise ShapeError(
+                f"dp{topology.dp}tp{tp}: {self.intermediate_size} expert FFN features do not "
+                f"divide by its {spread} ranks, over which vLLM slices an expert; use fewer, or "
+                "expert parallelism (dep, tep)"
             )
         if topology.ep and self.moe_layers and self.num_local_experts % spread:
             divisors = [n for n in range(1, 65) if self.num_local_experts % n == 0]

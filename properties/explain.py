@@ -40,6 +40,8 @@ KINDS = (
     "stale",
     "wrong group",
     "wrong shape",
+    "wrong heads",
+    "wrong blocks",
     "wrong values",
 )
 """The classes of fault that a value can show."""

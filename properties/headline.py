@@ -35,9 +35,9 @@ def headline(checks: Sequence[Verdict], taps: Sequence[TapVerdict]) -> Verdict |
         if verdict.at in order:
             # An aux hidden state may be seen earlier, where a stage hands it on.
             seen = [i for i, tap in enumerate(taps) if "aux" in tap.name and not tap.ok]
-            aux = verdict.at.startswith("aux.") and verdict.name == "aliasing"
+            aux = re.match(r"(dp\d+\.)?aux\.", verdict.at) and verdict.name == "aliasing"
             return min([order[verdict.at], *(seen if aux else [])])
-        if layer := re.search(r"layers\.\d+", verdict.at):
+        if layer := re.search(r"(dp\d+\.)?layers\.\d+", verdict.at):
             # A module of a layer: before all taps of the layer.
             within = layer.group() + "."
             return next((i for name, i in order.items() if name.startswith(within)), len(order))
@@ -66,6 +66,7 @@ def oracle(taps: Sequence[TapVerdict]) -> Verdict:
         why=first.why + follows,
         kind=first.kind,
         at=first.name,
+        rows=first.rows,
     )
 
 

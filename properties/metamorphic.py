@@ -15,9 +15,9 @@ it, so its shape, and with it the order of a sum, depends on the other rows; fro
 block on, values agree within rounding. Within rounding: within the sum of the bounds of the two
 runs, each a bound on a run's distance from the exact values, which are the same for both.
 
-Rounding may turn a near tie between experts. A row that then goes to other experts, and the rows of
-its sequence after it, which attend to it, are not compared from there on: whether each run's own
-choice was right is the routing check's business.
+Rounding may turn a near tie between experts, or between blocks of keys. A row that then goes to
+other ones, and the rows of its sequence after it, which attend to it, are not compared from there
+on: whether each run's own choice was right is the business of the checks on routing and selection.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ from sim import Topology
 from sim.buffers import bits
 
 _NAME = "metamorphic"
+_CHOICES = (".experts_chosen", ".blocks_chosen")
+"""Taps that hold what was chosen; all others hold values."""
 Taps = Sequence[Mapping[str, Captured]]
 """Each rank's taps, by rank, in program order."""
 
@@ -75,7 +77,7 @@ def rows_stay(
             continue
         if bounds is None:
             continue
-        if name.endswith(".experts_chosen"):
+        if name.endswith(_CHOICES):
             for j, (taps, pairs) in enumerate(runs):
                 excused |= _rerouted(name, topology, relation, base, (j, taps), pairs)
         elif all(name in of_run for of_run in bounds):
@@ -169,7 +171,7 @@ def _rerouted(
     derived: tuple[int, Taps],
     pairs: Sequence[tuple[int, int]],
 ) -> set[int]:
-    """Rows of the base that went to other experts, and the later ones of their sequences."""
+    """Rows of the base that chose other experts or blocks, and later ones of their sequences."""
     rows = set()
     for _ranks, difference in _pairs(name, topology, relation, base, derived, pairs):
         rows |= {pairs[i][0] for i in difference.any(dim=1).nonzero().flatten().tolist()}

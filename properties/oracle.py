@@ -16,6 +16,7 @@ import torch
 from properties.explain import Diagnosis, diagnose
 from properties.placement import Placement, PlacementError
 from properties.recogniser_rows import deviation
+from properties.selection import diagnose_blocks
 from sim import Topology
 
 
@@ -46,6 +47,8 @@ class TapVerdict:
     """What the wrong value looks like, when it is wrong."""
     kind: str = ""
     """The class of fault, one of `explain.KINDS`, "ranks differ" or "not computed"."""
+    rows: tuple[int, ...] = ()
+    """The rows that are wrong, where they can be told."""
 
 
 def compare_taps(
@@ -69,6 +72,7 @@ def compare_taps(
     """
     verdicts = []
     earlier: dict[str, torch.Tensor] = {}
+    choices: dict[str, torch.Tensor] = {}
     for name, expected in truth.items():
         local = {rank: taps[name] for rank, taps in enumerate(captured) if name in taps}
         question = _Question(
@@ -78,11 +82,14 @@ def compare_taps(
             bound=bounds[name],
             parts=(parts or {}).get(name, {}),
             earlier=earlier,
+            choices=dict(choices),
             others=_siblings(name, truth),
             addends=_addends((sources or {}).get(name, {}), captured),
         )
         verdicts.append(_compare(question, local))
         earlier = {**earlier, name: expected} if expected.is_floating_point() else earlier
+        if name.endswith(".blocks_chosen"):
+            choices[name] = expected
     return verdicts
 
 
@@ -97,12 +104,21 @@ class _Question:
     parts: Mapping[str, torch.Tensor]
     earlier: Mapping[str, torch.Tensor]
     """The full values of the taps before, in program order."""
+    choices: Mapping[str, torch.Tensor]
+    """The blocks chosen by the layers before, in program order."""
     others: Mapping[str, torch.Tensor]
     """The same value of other DP ranks, where each has its own."""
     addends: Mapping[str, Mapping[int, torch.Tensor]]
     """Each rank's addend of a part, by the part's name."""
 
-    def wrong(self, expected: str, where: str, why: Diagnosis, off: float) -> TapVerdict:
+    def wrong(
+        self,
+        expected: str,
+        where: str,
+        why: Diagnosis,
+        off: float,
+        rows: tuple[int, ...] = (),
+    ) -> TapVerdict:
         """The verdict on a wrong value."""
         return TapVerdict(
             name=self.name,
@@ -113,6 +129,7 @@ class _Question:
             where=where,
             why=why.text,
             kind=why.kind,
+            rows=rows,
         )
 
     def diagnose(
@@ -189,6 +206,8 @@ def _compare(asked: _Question, local: Mapping[int, Captured]) -> TapVerdict:
     except PlacementError as error:
         parts = _badly_placed(placement, asked.topology, values, tokens)
         missing = Diagnosis(kind="ranks differ", text=str(error))
+        if placement.kind == "heads" and parts:
+            parts, missing = {}, Diagnosis(kind="wrong shape", text=str(error))
         why = asked.diagnose(parts, placement) if parts else missing
         return asked.wrong(str(placement), f"ranks {sorted(values)}", why, infinite)
     worst_ranks, worst = max(
@@ -203,15 +222,16 @@ def _compare(asked: _Question, local: Mapping[int, Captured]) -> TapVerdict:
             max_abs_err=worst,
             bound=asked.bound,
         )
-    group = [r for r in asked.topology.group_of(worst_ranks[0], placement.axis) if r in values]
-    return asked.wrong(
-        str(placement),
-        _where(placement, worst_ranks, full[worst_ranks], asked.truth, asked.bound),
-        asked.diagnose(
+    if placement.kind == "heads":
+        why = diagnose_blocks(full[worst_ranks], asked.truth.double(), asked.choices)
+    else:
+        group = [r for r in asked.topology.group_of(worst_ranks[0], placement.axis) if r in values]
+        why = asked.diagnose(
             {rank: values[rank] for rank in group}, placement, group.index(worst_ranks[0])
-        ),
-        worst,
-    )
+        )
+    rows = _wrong_rows(full[worst_ranks], asked.truth, asked.bound)
+    where = _where(placement, worst_ranks, rows, asked.truth)
+    return asked.wrong(str(placement), where, why, worst, rows)
 
 
 def _badly_placed(
@@ -235,18 +255,21 @@ def _deviation(value: torch.Tensor, truth: torch.Tensor) -> float:
     return deviation(value, truth.double()) if value.shape == truth.shape else float("inf")
 
 
-def _where(
-    placement: Placement,
-    ranks: tuple[int, ...],
-    value: torch.Tensor,
-    truth: torch.Tensor,
-    bound: float,
-) -> str:
-    how = {"replicate": "", "partial": "the sum over ", "shard": "the shards of "}[placement.kind]
-    who = how + (f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {list(ranks)}")
+def _wrong_rows(value: torch.Tensor, truth: torch.Tensor, bound: float) -> tuple[int, ...]:
+    """The rows that are off by more than the bound; none where the shapes differ."""
     if value.shape != truth.shape:
-        return who
+        return ()
     wrong = ~((value - truth).abs().reshape(truth.shape[0], -1) <= bound).all(-1)
-    rows = [int(row) for row in wrong.nonzero().flatten()]
+    return tuple(wrong.nonzero().flatten().tolist())
+
+
+def _where(
+    placement: Placement, ranks: tuple[int, ...], rows: Sequence[int], truth: torch.Tensor
+) -> str:
+    how = {"partial": "the sum over ", "shard": "the shards of ", "heads": "the heads of "}
+    who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {list(ranks)}"
+    who = how.get(placement.kind, "") + who
+    if not rows:
+        return who
     shown = ", ".join(map(str, rows[:8])) + (", ..." if len(rows) > 8 else "")
     return f"{who}, rows {shown} of {truth.shape[0]}"

@@ -6,9 +6,9 @@ shapes alone:
 
 | part of the checkpoint | on the ranks of its stage |
 |---|---|
-| norms, router and its bias, shared experts beside MegaMoE | whole on every rank |
+| norms, index key projection, router and its bias, shared experts beside MegaMoE | whole |
 | query, gate and up projections | rank i has the i-th slice of the rows |
-| key and value projections | likewise, by heads; fewer heads than ranks are repeated |
+| key, value and index query projections | likewise, by heads; fewer than ranks are repeated |
 | output and down projections | rank i has the i-th slice of the columns |
 | embedding and head | the i-th slice of the rows of the padded vocabulary |
 | routed experts under EP | whole on one rank of the EP group |
@@ -35,7 +35,7 @@ _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _VOCABULARY = ("embed_tokens.weight", "lm_head.weight")
 _BY_ROWS = (".q_proj.", ".gate_proj.", ".up_proj.", ".w1.", ".w3.")
 _BY_COLUMNS = (".o_proj.", ".down_proj.", ".w2.")
-_BY_KV_HEADS = (".k_proj.", ".v_proj.")
+_BY_KV_HEADS = (".k_proj.", ".v_proj.", ".index_q_proj.")
 
 
 @dataclass(frozen=True, kw_only=True)

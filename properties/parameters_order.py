@@ -16,6 +16,8 @@ _PACKED = {
     "w2_weight": ("w2",),
 }
 """The parts of a packed parameter, in order, by the names of both."""
+_INDEXER = ("index_q_proj", "index_k_proj")
+"""What a layer with sparse attention has in its qkv_proj as well."""
 
 
 def order_fault(
@@ -53,6 +55,8 @@ def order_fault(
                 why = f"slot {slot} is expert {expert}'s, and has {wrong}"
                 return "has an expert in the wrong slot", why
         parts = [_part(t) for t in runs]
+        if packed and any(part in _INDEXER for part in parts):
+            packed = tuple(dict.fromkeys((*packed, *_INDEXER)))
         # What a parameter of several parts is made of is known for those in the table only.
         wanted = list(packed) if packed else [_part(name)] if len(parts) == 1 else parts
         if parts and parts != wanted:

@@ -25,13 +25,18 @@ class Placement:
     """How a value is placed over one axis; it is replicated over the others."""
 
     kind: str = "replicate"
-    """"replicate", "partial" (the full value is the sum of the local ones) or "shard" (the rows
-    of the ranks one after the other, with padding rows at the end)."""
+    """"replicate", "partial" (the full value is the sum of the local ones), "shard" (the rows
+    of the ranks one after the other, with padding rows at the end) or "heads" (the heads of the
+    ranks, dim 1, side by side)."""
     axis: str = "tp"
+    heads: int = 0
+    """Of "heads", how many there are in all. Where there are fewer than ranks, each is on as many
+    ranks as it takes, side by side: rank r of R has head r // (R / heads)."""
 
     @classmethod
     def parse(cls, text: str) -> Placement:
-        """From a tap's declaration: "replicate", "partial:AXIS" or "shard:AXIS".
+        """From a tap's declaration: "replicate", "partial:AXIS", "shard:AXIS" or
+        "heads:AXIS:COUNT".
 
         Raises:
             PlacementError: any other text.
@@ -39,13 +44,19 @@ class Placement:
         kind, _, axis = text.partition(":")
         if text == "replicate" or (kind in ("partial", "shard") and axis in AXES):
             return cls(kind, axis or "tp")
-        raise PlacementError(f"{text!r} is no placement; use replicate, partial:tp or shard:tp")
+        axis, _, count = axis.partition(":")
+        if kind == "heads" and axis in AXES and count.isdecimal() and int(count):
+            return cls(kind, axis, int(count))
+        raise PlacementError(
+            f"{text!r} is no placement; use replicate, partial:tp, shard:tp or heads:tp:4"
+        )
 
     def __str__(self) -> str:
         return {
             "replicate": "Replicate",
             "partial": f"Partial({self.axis})",
             "shard": f"Shard(tokens, {self.axis})",
+            "heads": f"Shard(heads, {self.axis})",
         }[self.kind]
 
     def full_values(
@@ -59,7 +70,8 @@ class Placement:
             tokens: rows of the full value.
 
         Returns:
-            {(rank,): value} where replicated, else {ranks of the group: value}.
+            {(rank,): value} where replicated, else {ranks of the group: value}; of repeated heads
+            one value for each set of ranks that have every head once.
 
         Raises:
             PlacementError: a group has the tap on some of its ranks only, or with shapes that
@@ -74,8 +86,14 @@ class Placement:
                 continue
             if len(have) != len(group):
                 raise PlacementError(f"ranks {have} of {list(group)} have it, the others do not")
-            full[group] = self.combine([local[rank] for rank in group], tokens)
+            for ranks in self.wholes(group):
+                full[ranks] = self.combine([local[rank] for rank in ranks], tokens)
         return full
+
+    def wholes(self, group: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """The sets of ranks of a group that have a full value between them."""
+        repeats = max(1, len(group) // self.heads) if self.kind == "heads" else 1
+        return [group[first::repeats] for first in range(repeats)]
 
     def first_row(self, topology: Topology, rank: int, tokens: int) -> int:
         """The row of the full value of so many tokens that a rank's value begins with."""
@@ -103,6 +121,13 @@ class Placement:
                     f"has {rows}"
                 )
             return torch.cat([part.double() for part in parts])[:tokens]
+        if self.kind == "heads":
+            have = sum(part.shape[1] for part in parts)
+            if have != self.heads:
+                raise PlacementError(
+                    f"ranks have {parts[0].shape[1]} heads each, {have} in all, of {self.heads}"
+                )
+            return torch.cat([part.double() for part in parts], dim=1)
         return torch.stack([part.double() for part in parts]).sum(0)
 
 

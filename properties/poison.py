@@ -177,7 +177,7 @@ def _fails(name: str, clean: str, bad: Mapping[int, list[int]], tokens: int) -> 
         what=f"{name} has read a pad row or memory that was never written",
         where=f"{name}, ranks {sorted(bad)}, rows {shown} of {tokens}",
         why=f"the poison put there came into rows of tokens {since}: a pad row that is not cut "
-        "off or masked, or a buffer that was read before it was filled",
+        "off or masked, or a buffer or slot of a KV cache that was read before it was filled",
         kind="poison",
         at=name,
     )

@@ -22,3 +22,5 @@ class Verdict:
     """The class of fault, in a few fixed words such as "counted too often", when it is wrong."""
     at: str = ""
     """The tap, module or operation where it shows, and nothing else, when it is wrong."""
+    rows: tuple[int, ...] = ()
+    """The rows that are wrong, where they can be told."""

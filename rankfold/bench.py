@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
+from rankfold.bench_deployments import deployment_rounds, said
 from rankfold.bench_transports import transports_rounds
 from rankfold.errors import HOLDS
 from sim import RankContext, Topology, World, transport_clock
@@ -34,6 +35,7 @@ def run_bench(*, as_json: bool) -> int:
         "all_reduce": _all_reduce_rounds(),
         "step": _step_rounds("tep4pp2"),
         "transports": transports_rounds(("tep2pp2", "tep4pp2")),
+        "data_parallel": deployment_rounds(),
     }
     if as_json:
         print(json.dumps(figures, indent=2))
@@ -55,6 +57,8 @@ def run_bench(*, as_json: bool) -> int:
             f"{of['gloo_start_ms']:.0f} ms from the warm pool against {of['folded_start_ms']:.0f} "
             f"ms; first start {of['gloo_cold_s']:.1f} s"
         )
+    for line in said(figures["data_parallel"]):
+        print(line)
     return HOLDS
 
 

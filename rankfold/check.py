@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 
-import torch
-
-from model import overlay
 from model.batch import Batch
-from model.subject import check, prepare
-from properties.faults import find
 from rankfold import report, verdicts
-from rankfold.errors import UsageError
+from rankfold.data_parallel import check_dp_step
 from rankfold.judge import Related, judge
 from rankfold.options import Options
-from rankfold.processes import rank_processes
+from rankfold.ready import ready_rig
 from rankfold.relate import RELATIONS, possible, relate
 from rankfold.rig import Rig
 from rankfold.run import Progress
+from rankfold.serving.check import check_requests
+from rankfold.serving.plan import decode_first
 from rankfold.truth import truth_of
 from sim import Schedule
 
@@ -38,7 +34,13 @@ def run_check(options: Options, progress: Progress) -> report.Report:
         UsageError, ShapeError, TopologyError: the input makes no sense.
         SimError: the ranks broke while the model was built. A step that breaks is in the report.
     """
+    if options.in_steps:
+        return check_requests(options, progress)
+    if any(topology.dp > 1 for topology in (options.topology, options.against) if topology):
+        return check_dp_step(options, progress)
     batch = Batch.random(options.tokens, options.tiny.vocab_size, options.seed, options.sequences)
+    if options.attention != "dense":
+        batch = Batch.of(batch.token_ids, decode_first(batch.seq_lens))
     fitting = [n for n in RELATIONS if possible(n, batch.tokens, len(batch.seq_lens))]
     return check_step(options, batch, progress, relations=fitting)
 
@@ -66,24 +68,7 @@ def check_step(
         As `run_check`.
     """
     started = time.perf_counter()
-    # Ranks take turns, so one rank's math threads would only get in the way of the next one's.
-    torch.set_num_threads(1)
-    for topology in filter(None, (options.topology, options.against)):
-        check(options.tiny, topology)
-    progress("importing vLLM")
-    with ExitStack() as stack:
-        processes = None
-        if options.transport == "gloo":
-            processes = stack.enter_context(rank_processes(fault))
-        if processes is None or options.sp == "off":
-            prepare()
-        if options.sp == "off" and not overlay.needed():
-            raise UsageError(
-                "--sp off: the installed vLLM has sequence parallelism of its own; use auto"
-            )
-        if fault is not None and processes is None:
-            stack.enter_context(find(fault).apply())
-        rig = stack.enter_context(Rig(processes=processes))
+    with ready_rig(options, progress, fault) as rig:
         outcome = rig.step(options, batch, progress, schedule)
         progress("computing the reference in float64")
         truth = truth_of(options, rig.weights(options), batch, outcome)
@@ -96,14 +81,13 @@ def check_step(
             other = rig.step(replace(options, topology=options.against), batch, progress)
             if other.broke is not None:
                 raise other.broke
-            verdict, against = verdicts.against(outcome, other, truth.bounds["logprobs"])
+            verdict, against = verdicts.against(
+                options, batch, outcome, other, truth.bounds["logprobs"]
+            )
             checks.append(verdict)
     return report.Report(
-        topology=options.topology.word,
-        ranks=options.topology.world_size,
+        **report.about(options),
         tokens=batch.tokens,
-        seed=options.seed,
-        transport=options.transport,
         subject=report.Subject(**outcome.facts),  # type: ignore[arg-type]
         checks=checks,
         taps=judged.taps,
@@ -111,10 +95,7 @@ def check_step(
         seconds=round(time.perf_counter() - started, 3),
         against=against,
         broke=outcome.broke.to_json() if outcome.broke is not None else None,
-        dtype=options.dtype,
-        layers=options.layers,
         sequences=options.sequences,
-        aux=list(options.aux),
     )
 
 

@@ -8,10 +8,14 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+from rankfold.commands import check as checking
 from rankfold.commands import faults as faulting
+from rankfold.commands import generate as generating
+from rankfold.commands import gpu as gpu_job
 from rankfold.commands import hunt as hunting
 from rankfold.commands import recipe as recipes
-from rankfold.commands.refuse import broke, refuse
+from rankfold.commands import worker as working
+from rankfold.commands.refuse import refuse
 from rankfold.errors import BAD_USAGE, BROKE, FAILS, HOLDS, INTERRUPTED
 
 
@@ -51,26 +55,8 @@ def _parser() -> _Parser:
         epilog="exit codes: 0 holds, 1 a check fails, 2 bad usage, 3 the run itself broke",
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    check = commands.add_parser("check", help="run a topology, tap by tap against the reference")
-    check.add_argument("topology", help="such as tp4, tp2pp2, tep4pp2")
-    check.add_argument("--tokens", type=int, default=8, help="tokens of the batch (default 8)")
-    check.add_argument("--sequences", type=int, default=1, help="sequences they are cut into")
-    check.add_argument("--seed", type=int, default=0, help="of weights and tokens")
-    check.add_argument("--dtype", default="", help="float32 (default), bfloat16, float16, float64")
-    check.add_argument("--layers", default="dmmm", help="d dense, m MoE (default dmmm)")
-    check.add_argument("--moe-backend", default="auto", help="auto (default) or deep_gemm_mega_moe")
-    check.add_argument("--expert-dtype", default="bf16", help="of MegaMoE: bf16 (default), mxfp8")
-    check.add_argument(
-        "--sp", default="auto", help="auto (default): sequence-parallel where the code is; or off"
-    )
-    check.add_argument(
-        "--aux", default="", metavar="IDS", help="aux hidden states to capture, such as 1,3"
-    )
-    check.add_argument("--against", metavar="TOPOLOGY", help="compare logprobs with this topology")
-    hunting.add_transport(check)
-    check.add_argument("--json", action="store_true", help="print the report as JSON")
-    check.set_defaults(command=_check)
-    recipes.add(commands)
+    checking.add(commands)
+    generating.add(commands)
     script = commands.add_parser(
         "run",
         help="run any torch.distributed script on folded ranks, under the sanitizer",
@@ -100,51 +86,13 @@ def _parser() -> _Parser:
     script.set_defaults(command=_run)
     hunting.add(commands)
     faulting.add(commands)
+    recipes.add(commands)
+    working.add(commands)
+    gpu_job.add(commands)
     bench = commands.add_parser("bench", help="measure the folded runtime")
     bench.add_argument("--json", action="store_true", help="print the figures as JSON")
     bench.set_defaults(command=_bench)
     return parser
-
-
-def _check(arguments: argparse.Namespace) -> int:
-    from rich.console import Console
-
-    from sim import SimError, Topology
-
-    def run() -> int:
-        from rankfold.check import Options, run_check
-        from rankfold.render import render
-
-        options = Options(
-            topology=Topology.parse(arguments.topology),
-            tokens=arguments.tokens,
-            sequences=arguments.sequences,
-            seed=arguments.seed,
-            dtype=arguments.dtype,
-            layers=arguments.layers,
-            moe_backend=arguments.moe_backend,
-            expert_dtype=arguments.expert_dtype,
-            sp=arguments.sp,
-            aux=_ids(arguments.aux),
-            against=Topology.parse(arguments.against) if arguments.against else None,
-            transport=arguments.transport,
-        )
-        with Console(stderr=True).status("starting") as status:
-            report = run_check(options, status.update)
-        if arguments.json:
-            print(json.dumps(report.to_json(), indent=2))
-        else:
-            render(report, Console(soft_wrap=True))
-        if report.broke:
-            return BROKE
-        return HOLDS if report.ok else FAILS
-
-    try:
-        return run()
-    except SimError as error:
-        return broke("check", error, as_json=arguments.json)
-    except (ValueError, ImportError) as error:
-        return refuse("check", error)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -181,16 +129,6 @@ def _run(arguments: argparse.Namespace) -> int:
         print(f"rankfold run: the run broke: {report.broke}", file=sys.stderr)
         return BROKE
     return HOLDS if report.ok else FAILS
-
-
-def _ids(text: str) -> tuple[int, ...]:
-    """Numbers between commas, sorted, each once."""
-    from rankfold.errors import UsageError
-
-    try:
-        return tuple(sorted({int(part) for part in text.split(",") if part.strip()}))
-    except ValueError:
-        raise UsageError(f"--aux {text!r}: use numbers between commas, such as 1,3") from None
 
 
 def _bench(arguments: argparse.Namespace) -> int:

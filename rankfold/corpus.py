@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
@@ -19,7 +19,9 @@ import reference
 from model.batch import Batch
 from rankfold.options import Options
 from rankfold.run import Outcome
-from rankfold.truth import Truth, reference_of, routing_of, truth_from, truth_of
+from rankfold.serving.drive import Served
+from rankfold.serving.truth import rows_by_step, truths_of, whole_of
+from rankfold.truth import Truth, chose_as, reference_of, rows_of, truth_from, truth_of
 
 LONGEST = 17
 """Most tokens of a batch: a prime, and 2 TP + 1 at TP 8."""
@@ -66,21 +68,33 @@ class Corpus:
     ) -> Truth:
         """The truth of a batch: from the corpus, or computed where it is not made of its texts.
 
-        A run that chose other experts than the reference may be right (a near tie): then the
-        reference follows it, and has to be computed for it.
+        A run that chose other experts or blocks than the reference may be right (a near tie):
+        then the reference follows it, and has to be computed for it.
         """
         rows = self._rows(batch)
         if rows is None:
             return truth_of(options, weights, batch, outcome)
-        whole = self.bounds.result
-        taps = {name: tap[rows] for name, tap in whole.taps.items()}
-        for layer, chosen in routing_of(options, batch, outcome).items():
-            # Experts are a set: both sides are sorted.
-            if not torch.equal(chosen, taps[f"layers.{layer}.experts_chosen"].long()):
-                return truth_of(options, weights, batch, outcome)
-        parts = {name: part[rows] for name, part in whole.parts.items()}
-        result = replace(whole, taps=taps, parts=parts, routing_rejected=())
-        return truth_from(options, outcome, replace(self.bounds, result=result))
+        own = rows_of(self.bounds, rows)
+        if not chose_as(own, options, batch, outcome):
+            return truth_of(options, weights, batch, outcome)
+        return truth_from(options, outcome, own)
+
+    def truths(
+        self, options: Options, weights: dict[str, torch.Tensor], served: Served
+    ) -> list[Truth]:
+        """The truth of each step of a run in steps, likewise."""
+        whole = self._rows(whole_of(served))
+        if whole is None:
+            return truths_of(options, weights, served)[0]
+        found = []
+        for rows, batch, outcome in zip(
+            rows_by_step(served), served.batches, served.outcomes, strict=True
+        ):
+            own = rows_of(self.bounds, whole[rows])
+            if not chose_as(own, options, batch, outcome):
+                return truths_of(options, weights, served)[0]
+            found.append(truth_from(options, outcome, own))
+        return found
 
     def _rows(self, batch: Batch) -> torch.Tensor | None:
         """The rows of the whole texts that a batch is made of, int64 [T]; None if it is not."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any, Self
 
+import torch
+
 from model.batch import Batch
 from properties.headline import broken
 from rankfold.corpus import Corpus
@@ -15,6 +17,10 @@ from rankfold.processes import RankProcesses
 from rankfold.relate import relate
 from rankfold.rig import Kept, Rig, Weights
 from rankfold.run import Outcome
+from rankfold.serving.check import on
+from rankfold.serving.drive import Served, serve
+from rankfold.serving.judge import judge_steps
+from rankfold.serving.relate import related_steps
 from rankfold.truth import Truth
 from sim import SimError
 
@@ -23,7 +29,7 @@ class References:
     """What does not depend on the code under test: checkpoints and references. Examiners may share
     it."""
 
-    def __init__(self, *, most: int = 256) -> None:
+    def __init__(self, *, most: int = 64) -> None:
         """Keep at most so many of each."""
         self.weights: Weights = Kept(most)
         self._corpora: Kept[Any, Corpus] = Kept(most)
@@ -31,10 +37,16 @@ class References:
     def truth(self, rig: Rig, options: Options, batch: Batch, outcome: Outcome) -> Truth:
         """What an outcome of the rig has to be."""
         weights = rig.weights(options)
-        corpus = self._corpora.of(
-            (options.weights_key, options.topology.tp), lambda: Corpus.of(options, weights)
-        )
-        return corpus.truth(options, weights, batch, outcome)
+        return self._corpus(options, weights).truth(options, weights, batch, outcome)
+
+    def truths(self, rig: Rig, options: Options, served: Served) -> list[Truth]:
+        """What the steps of a run have to be."""
+        weights = rig.weights(options)
+        return self._corpus(options, weights).truths(options, weights, served)
+
+    def _corpus(self, options: Options, weights: dict[str, torch.Tensor]) -> Corpus:
+        key = options.weights_key, options.topology.tp
+        return self._corpora.of(key, lambda: Corpus.of(options, weights))
 
 
 class Examiner:
@@ -54,6 +66,8 @@ class Examiner:
             UsageError, ShapeError, TopologyError: the example makes no sense.
         """
         options, batch = example.options(), example.batch()
+        if example.in_steps:
+            return self._in_steps(example, options)
         relation = None
         if example.relation:
             relation = relate(example.relation, batch, options.tiny.vocab_size)
@@ -75,6 +89,18 @@ class Examiner:
             bounds = [truth.bounds] * len(derived)
             related = [Related(relation=relation, outcomes=derived, bounds=bounds)]
         return judge(options, outcome, truth, related=related, set_known_aside=True)
+
+    def _in_steps(self, example: Example, options: Options) -> Judgement:
+        run = on(self._rig, options, schedule=example.run_schedule())
+        try:
+            served = serve(run, example.plan(), example.sequences())
+            related: list[list[Related]] = []
+            if example.relation and served.whole:
+                related = related_steps(run, served, options.tiny.vocab_size)
+        except SimError as error:
+            return Judgement(checks=[broken(error)], taps=[])
+        truths = self._references.truths(self._rig, options, served)
+        return judge_steps(options, served, truths, related=related, set_known_aside=True)
 
     def close(self) -> None:
         """End all worlds."""

@@ -1,7 +1,8 @@
-"""An example: everything that decides one step, so that it can be drawn, shrunk and replayed."""
+"""An example: everything that decides a run, so that it can be drawn, shrunk and replayed."""
 
 from __future__ import annotations
 
+from itertools import accumulate, pairwise
 from typing import Annotated, Any
 
 import annotated_types
@@ -11,21 +12,25 @@ from model.batch import Batch
 from model.subject import check
 from model.tiny import ShapeError
 from rankfold.errors import UsageError
-from rankfold.options import MOST_TOKENS, Options
+from rankfold.options import MOST_REQUESTS, MOST_TOKENS, Options, one_dp_rank
+from rankfold.relate import RELATIONS
+from rankfold.serving.plan import Plan, decode_first, plan_of
 from sim import Schedule, Topology
 
 Count = Annotated[int, annotated_types.Ge(0)]
 
 
 class Example(BaseModel):
-    """One step of one topology. Values are checked as far as a field alone can tell; `options`
-    checks the rest."""
+    """One step of one topology, or several with KV caches between them. Values are checked as far
+    as a field alone can tell; `options` checks the rest."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     topology: str
     """Its word, such as "tep2pp2"."""
     layers: str = "dm"
+    attention: str = "dense"
+    """"dense", "sparse" or "model"; see `rankfold.options.Options`."""
     dtype: str = "float32"
     moe_backend: str = "auto"
     expert_dtype: str = "bf16"
@@ -36,6 +41,10 @@ class Example(BaseModel):
     token_ids: tuple[Count, ...] = Field(default=(), strict=False)
     seq_lens: tuple[Count, ...] = Field(default=(0,), strict=False)
     """Tokens of each sequence, in the order of `token_ids`."""
+    chunk: Count = 0
+    """Most tokens of a sequence that a step brings before its decode steps; 0 is all of them."""
+    decode: Count = 0
+    """Tokens at the end of each sequence, but never its first, that come one a step."""
     schedule: Count | None = None
     """Seed of the ranks' order; None is the plain order."""
     late: bool = False
@@ -60,6 +69,9 @@ class Example(BaseModel):
             )
         if self.tokens > MOST_TOKENS:
             raise UsageError(f"{self.tokens} tokens: use 0 to {MOST_TOKENS}")
+        if len(self.seq_lens) > MOST_REQUESTS:
+            raise UsageError(f"{len(self.seq_lens)} sequences: use 1 to {MOST_REQUESTS}")
+        self._check_steps()
         options = Options(
             topology=Topology.parse(self.topology),
             tokens=self.tokens,
@@ -67,11 +79,13 @@ class Example(BaseModel):
             seed=self.weights,
             dtype=self.dtype,
             layers=self.layers,
+            attention=self.attention,
             moe_backend=self.moe_backend,
             expert_dtype=self.expert_dtype,
             sp=self.sp,
             aux=self.aux,
         )
+        one_dp_rank(options.topology, "an example of the search")
         check(options.tiny, options.topology)
         largest = max(self.token_ids, default=0)
         if largest >= options.tiny.vocab_size:
@@ -80,9 +94,37 @@ class Example(BaseModel):
             )
         return options
 
+    def _check_steps(self) -> None:
+        if not self.in_steps:
+            if self.attention != "dense" and self.seq_lens != decode_first(self.seq_lens):
+                raise UsageError(
+                    f"seq_lens {list(self.seq_lens)}: with sparse attention use ones of 1 first"
+                )
+            return
+        if not (self.tokens and min(self.seq_lens)):
+            raise UsageError("chunk and decode: every sequence needs one token or more")
+        if self.relation not in ("", RELATIONS[0]):
+            raise UsageError(f"relation {self.relation!r}: in steps use {RELATIONS[0]!r}, or none")
+
     def batch(self) -> Batch:
-        """The step's input."""
+        """All tokens in one step."""
         return Batch.of(self.token_ids, self.seq_lens)
+
+    @property
+    def in_steps(self) -> bool:
+        """Whether the tokens come in several steps; else all in one."""
+        return bool(self.chunk or self.decode)
+
+    def plan(self) -> Plan:
+        """The steps, of an example that has several."""
+        decode = [min(self.decode, length - 1) for length in self.seq_lens]
+        prompts = [length - last for length, last in zip(self.seq_lens, decode, strict=True)]
+        return plan_of(prompts, decode, chunk=self.chunk)
+
+    def sequences(self) -> list[tuple[int, ...]]:
+        """The token ids of each sequence."""
+        ends = [0, *accumulate(self.seq_lens)]
+        return [self.token_ids[a:b] for a, b in pairwise(ends)]
 
     def run_schedule(self) -> Schedule:
         """The order in which ranks and messages take their turns."""
@@ -94,6 +136,12 @@ class Example(BaseModel):
         if len(self.seq_lens) > 1:
             said += f" in sequences of {', '.join(map(str, self.seq_lens))}"
         said += f", layers {self.layers}, {self.dtype}"
+        if self.attention != "dense":
+            said += f", attention {self.attention}"
+        if self.chunk:
+            said += f", chunks of {self.chunk}"
+        if self.decode:
+            said += f", decode {self.decode}"
         if self.moe_backend != "auto":
             said += f", MegaMoE ({self.expert_dtype}), SP {self.sp}"
         if self.aux:

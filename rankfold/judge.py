@@ -46,8 +46,8 @@ class Related:
 
     relation: Relation
     outcomes: Sequence[Outcome]
-    bounds: Sequence[Mapping[str, float]]
-    """Of each derived batch."""
+    bounds: Sequence[Mapping[str, float]] | None
+    """Of each derived batch; None to compare only what has to keep its bits."""
 
 
 def judge(
@@ -83,6 +83,8 @@ def judge(
     checks.append(verdicts.sequence_parallel(options, outcome))
     checks.append(inputs_survive([result.overwritten for result in outcome.results]))
     checks.append(verdicts.routing(truth))
+    if options.tiny.sparse_layers:
+        checks.append(verdicts.selection(truth, taps))
     checks += _values(options, captured, taps)
     if outcome.broke is not None:
         checks.append(broken(outcome.broke))
@@ -140,7 +142,7 @@ def _rows_stay(
         captured,
         [_without(known, outcome.captured) for outcome in related.outcomes],
         grouped_experts=options.mega,
-        bounds=[truth.bounds, *related.bounds],
+        bounds=None if related.bounds is None else [truth.bounds, *related.bounds],
     )
 
 

@@ -37,8 +37,9 @@ KNOWN: Sequence[Known] = (
             bool(o.aux) and o.topology.pp == 1 and o.topology.tp > 1 and not o.shards_stream
         ),
         # In low precision the bound may be as large as what is missing; the ranks differ even so.
-        is_it=lambda tap, kind: tap.startswith("aux.")
-        and kind in ("reduction missing", "ranks differ"),
+        is_it=lambda tap, kind: (
+            tap.startswith("aux.") and kind in ("reduction missing", "ranks differ")
+        ),
     ),
 )
 
@@ -46,6 +47,4 @@ KNOWN: Sequence[Known] = (
 def known_of(options: Options, wrong: Iterable[tuple[str, str]]) -> dict[str, Known]:
     """The known findings among wrong taps, each given with its class of fault; by tap."""
     candidates = [known for known in KNOWN if known.possible(options)]
-    return {
-        tap: known for tap, kind in wrong for known in candidates if known.is_it(tap, kind)
-    }
+    return {tap: known for tap, kind in wrong for known in candidates if known.is_it(tap, kind)}

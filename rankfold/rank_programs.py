@@ -6,7 +6,7 @@ stay in `ctx.kept`; what comes back is plain data.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from model.batch import Batch
+from model.device import moved
 from model.facts import facts
 from model.provenance import Loaded, Numbering
 from model.subject import StepResult
@@ -46,17 +47,23 @@ def build_model(
 
 
 def step_model(
-    ctx: RankContext, number: int, batch: Batch, aux: tuple[int, ...], poison: bool
+    ctx: RankContext,
+    number: int,
+    batch: Batch | Sequence[Batch],
+    aux: tuple[int, ...],
+    poison: bool,
 ) -> StepResult:
     """Step a model.
 
+    batch: of all ranks, or of each DP rank.
     poison: whether to fill this process's uninitialised memory; folded ranks share theirs, which
     is filled around the whole run.
     """
     subject = ctx.kept[number]
     subject.capture_aux(aux)
+    own = batch if isinstance(batch, Batch) else batch[ctx.topology.coordinates(ctx.rank)["dp"]]
     with poisoned() if poison else nullcontext():
-        return subject.step(batch)
+        return subject.step(moved(own))
 
 
 def partial_step(ctx: RankContext, number: int) -> StepResult:

@@ -30,5 +30,7 @@ def relate(name: str, batch: Batch, vocab: int) -> Relation:
     if name == RELATIONS[0]:
         return tokens_changed(batch, batch.tokens // 2, vocab)
     if name == RELATIONS[1]:
-        return sequences_reordered(batch, list(reversed(range(sequences))))
+        # As vLLM orders a batch, sequences of one token stay before the others.
+        order = sorted(reversed(range(sequences)), key=lambda i: batch.seq_lens[i] != 1)
+        return sequences_reordered(batch, order)
     return batch_split(batch, sequences // 2)

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from properties import TapVerdict
 from rankfold.report import Report
 
 
@@ -14,8 +15,11 @@ def render(report: Report, console: Console) -> None:
     subject = report.subject
     console.print(
         f"[bold]{report.topology}[/]: {report.ranks} {report.transport} ranks, "
-        f"{report.tokens} tokens, layers {report.layers}, {report.dtype}, seed {report.seed}"
+        f"{_tokens(report)}, layers {report.layers}, {report.attention} attention, "
+        f"{report.dtype}, seed {report.seed}"
     )
+    if report.steps:
+        console.print(_plan(report))
     console.print(
         f"subject: vLLM {subject.vllm}, {subject.model} MiniMax-M3, experts "
         f"{subject.moe_backend}, "
@@ -33,6 +37,42 @@ def render(report: Report, console: Console) -> None:
     console.print(Text(f"\n{report.headline}  ({report.seconds:.1f} s)", style))
 
 
+def _plan(report: Report) -> str:
+    """The requests and their steps, in one line."""
+    prompts = ", ".join(str(len(request.prompt)) for request in report.requests)
+    decodes = sum(any(part["decode"] for part in step.parts) for step in report.steps)
+    plural = "s" if len(report.requests) > 1 else ""
+    return (
+        f"{len(report.requests)} request{plural}, prompts of {prompts} tokens: "
+        f"{len(report.steps)} steps, {decodes} of them with tokens to decode"
+    )
+
+
+def _tokens(report: Report) -> str:
+    by_dp_rank = report.tokens_by_dp_rank
+    if not by_dp_rank:
+        return f"{report.tokens} tokens"
+    return f"{report.tokens} tokens on DP ranks ({', '.join(map(str, by_dp_rank))})"
+
+
+def _shown(report: Report) -> list[TapVerdict]:
+    """The taps; where DP ranks have one each, the first wrong one or else the nearest to its
+    bound."""
+    if not report.tokens_by_dp_rank:
+        return report.taps
+    worst: dict[str, TapVerdict] = {}
+    for tap in report.taps:
+        name = tap.name.partition(".")[2]
+        best = worst.setdefault(name, tap)
+        if best.ok and (not tap.ok or _share(tap) > _share(best)):
+            worst[name] = tap
+    return list(worst.values())
+
+
+def _share(tap: TapVerdict) -> float:
+    return tap.max_abs_err / tap.bound if tap.bound else 0.0
+
+
 def _taps(report: Report) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("tap")
@@ -40,7 +80,7 @@ def _taps(report: Report) -> Table:
     table.add_column("largest error", justify="right")
     table.add_column("bound", justify="right")
     table.add_column("")
-    for tap in report.taps:
+    for tap in _shown(report):
         table.add_row(
             tap.name,
             tap.expected,

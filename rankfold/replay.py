@@ -19,6 +19,7 @@ from rankfold.files import write_whole
 from rankfold.relate import relate
 from rankfold.report import Report
 from rankfold.run import Progress
+from rankfold.serving.check import check_plan
 
 VERSION = 1
 """Raised when a file of this version could no longer be read as what it meant."""
@@ -138,14 +139,26 @@ def run_replay(path: Path, progress: Progress, *, transport: str = "folded") -> 
     """
     replay = Replay.read(path)
     example = replay.example
-    shown = check_step(
-        replace(example.options(), transport=transport),
-        example.batch(),
-        progress,
-        schedule=example.run_schedule(),
-        relations=[example.relation] if example.relation else [],
-        fault=replay.fault,
-    )
+    options = replace(example.options(), transport=transport)
+    if example.in_steps:
+        shown = check_plan(
+            options,
+            example.plan(),
+            example.sequences(),
+            progress,
+            schedule=example.run_schedule(),
+            relation=bool(example.relation),
+            fault=replay.fault,
+        )
+    else:
+        shown = check_step(
+            options,
+            example.batch(),
+            progress,
+            schedule=example.run_schedule(),
+            relations=[example.relation] if example.relation else [],
+            fault=replay.fault,
+        )
     first = shown.first
     return Replayed(
         file=str(path),

@@ -7,6 +7,7 @@ from typing import Any
 
 from properties import TapVerdict, Verdict
 from properties.headline import headline
+from rankfold.options import Options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,10 @@ class Against:
     """Largest difference of any logprob."""
     bound: float
     """Largest difference allowed: 0 where equal bits are promised, else from rounding."""
+    same_tokens: bool | None = None
+    """Of requests: whether both have sampled the same tokens."""
+    near_ties: list[str] = field(default_factory=list)
+    """Of requests: near ties that fell the other way, after which nothing is compared."""
 
 
 @dataclass(kw_only=True)
@@ -56,6 +61,30 @@ class Traffic:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RequestReport:
+    """One request."""
+
+    prompt: list[int]
+    tokens: list[int]
+    """What was sampled."""
+    prompt_logprobs: list[float]
+    """Of each prompt token but the first, given those before it."""
+    logprobs: list[float]
+    """Of each sampled token."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReport:
+    """One step of a plan."""
+
+    ok: bool
+    tokens: int
+    parts: list[dict[str, int]]
+    """In the order of its rows: request, start (tokens that its cache holds), length, decode (1
+    where the token was sampled before)."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Report:
     """A whole check."""
 
@@ -74,6 +103,14 @@ class Report:
     layers: str = "dmmm"
     sequences: int = 1
     aux: list[int] = field(default_factory=list)
+    attention: str = "dense"
+    requests: list[RequestReport] = field(default_factory=list)
+    """Where requests were served in several steps. Checks and taps are then those of the first
+    step that fails, or else the worst of all steps."""
+    tokens_by_dp_rank: list[int] = field(default_factory=list)
+    """Where DP ranks have tokens of their own; taps are then named "dp0.", "dp1.", and so on."""
+    steps: list[StepReport] = field(default_factory=list)
+    violated_step: int | None = None
     broke: dict[str, Any] | None = None
     """Why the step did not come to its end, if it did not."""
 
@@ -97,14 +134,29 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; numbers that JSON lacks (inf, nan) become strings."""
-        return {"ok": self.ok, **_finite(asdict(self))}
+        return {"ok": self.ok, **finite(asdict(self))}
 
 
-def _finite(value: Any) -> Any:
+def about(options: Options) -> dict[str, Any]:
+    """What a report says of its options."""
+    return {
+        "topology": options.topology.word,
+        "ranks": options.topology.world_size,
+        "seed": options.seed,
+        "transport": options.transport,
+        "dtype": options.dtype,
+        "layers": options.layers,
+        "attention": options.attention,
+        "aux": list(options.aux),
+    }
+
+
+def finite(value: Any) -> Any:
+    """Data in which numbers that JSON lacks (inf, nan) are strings."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     if isinstance(value, float) and value - value != 0:
         return str(value)
     return value

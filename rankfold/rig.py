@@ -96,7 +96,11 @@ class Stand:
         return self._models.of(options.model_key, lambda: self._build(options, weights))
 
     def step(
-        self, built: Built, batch: Batch, aux: tuple[int, ...], schedule: Schedule
+        self,
+        built: Built,
+        batch: Batch | Sequence[Batch],
+        aux: tuple[int, ...],
+        schedule: Schedule,
     ) -> list[StepResult]:
         """Run one step on every rank, under poison. Processes have a schedule of their own."""
         if isinstance(self.world, World):
@@ -160,7 +164,7 @@ class Rig:
         self,
         *,
         worlds: int | None = None,
-        models: int = 64,
+        models: int = 16,
         weights: Weights | None = None,
         processes: RankProcesses | None = None,
     ) -> None:
@@ -185,7 +189,7 @@ class Rig:
     def step(
         self,
         options: Options,
-        batch: Batch,
+        batch: Batch | Sequence[Batch],
         progress: Progress = lambda text: None,
         schedule: Schedule | None = None,
     ) -> Outcome:
@@ -193,7 +197,7 @@ class Rig:
 
         Args:
             options: the model and its topology.
-            batch: the same for all ranks.
+            batch: the same for all ranks, or one for each DP rank.
             progress: told what is being done.
             schedule: of the step; the plain one by default.
 

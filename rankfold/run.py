@@ -17,7 +17,12 @@ from properties.sanitizer import Finding
 from rankfold.options import Options
 from sim import Ledger, RankContext, SimError, Topology, label_group
 
-PLUMBING = ("vllm/distributed/", "vllm/model_executor/custom_op.py", "model/kernels/")
+PLUMBING = (
+    "vllm/distributed/",
+    "vllm/model_executor/custom_op.py",
+    "model/kernels/",
+    "model/communicator.py",
+)
 """Files that only pass a call on to torch.distributed, and our stand-ins for kernels: what a
 report is about lies outside of them."""
 

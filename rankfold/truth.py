@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import torch
@@ -14,10 +14,21 @@ from model.megamoe.tiny import dequantise_experts
 from properties import Placement, PlacementError
 from rankfold.options import Options
 from rankfold.run import Outcome
+from sim import Topology
 
 V = TypeVar("V")
 Parts = Mapping[str, torch.Tensor]
 RESIDUAL, ATTENTION, FFN = "the residual", "attention's output", "the FFN's output"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """What a run chose, where near ties leave it a choice."""
+
+    routing: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    """MoE layer -> experts, [T, K]."""
+    selection: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    """Sparse layer -> key blocks, [T, index heads, K]; -1 where there are fewer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,17 +46,32 @@ class Truth:
     """The taps of these parts."""
     routing_rejected: tuple[tuple[int, int], ...]
     """(layer, token) that the run routed to experts that are not the best."""
+    selection_rejected: tuple[tuple[int, int], ...] = ()
+    """(layer, token) that the run had attend to blocks that are not the best."""
 
 
 def truth_of(
     options: Options, weights: Mapping[str, torch.Tensor], batch: Batch, outcome: Outcome
 ) -> Truth:
-    """Run the reference on the outcome's batch, following its routing where that is legal."""
-    routing = routing_of(options, batch, outcome)
-    ranks = outcome.topology.tp
-    return truth_from(
-        options, outcome, reference_of(options, weights, batch, ranks, routing=routing)
+    """Run the reference on the outcome's batch, following its choices where they are legal."""
+    chosen = Choices(
+        routing=routing_of(options, batch, outcome), selection=selection_of(options, batch, outcome)
     )
+    ranks = summed_ranks(options, outcome.topology)
+    return truth_from(options, outcome, reference_of(options, weights, batch, ranks, chosen))
+
+
+def summed_ranks(options: Options, topology: Topology) -> int:
+    """How many ranks' addends the longest sum of a step adds.
+
+    Attention and dense FFNs add those of the TP ranks; experts those of the DP x TP ranks over
+    which each is sliced, or where each is whole on one rank, those of the ranks that a token's
+    experts and the shared one are on. The other ranks add zeros.
+    """
+    spread = topology.tp * topology.dp
+    if not topology.ep:
+        return spread
+    return min(spread, max(topology.tp, options.tiny.num_experts_per_tok + 1))
 
 
 def reference_of(
@@ -53,15 +79,16 @@ def reference_of(
     weights: Mapping[str, torch.Tensor],
     batch: Batch,
     ranks: int,
-    routing: Mapping[int, torch.Tensor] | None = None,
+    chosen: Choices | None = None,
 ) -> reference.Bounds:
-    """The reference's run of a batch, with its bounds.
+    """The reference's run of a batch of whole sequences, with its bounds.
 
     Args:
         options: the model and its dtype.
-        ranks: how many ranks' partial sums an all-reduce adds: the TP degree.
-        routing: MoE layer -> experts that a run chose, [T, K].
+        ranks: how many ranks' partial sums an all-reduce adds, see `summed_ranks`.
+        chosen: what a run chose.
     """
+    chosen = chosen or Choices()
     config = reference.M3Config.from_hf(options.tiny.text_config())
     plain = dequantise_experts(weights)
     return reference.bounds(
@@ -72,7 +99,8 @@ def reference_of(
         ),
         dtype=options.torch_dtype,
         ranks=ranks,
-        routing=routing,
+        routing=chosen.routing,
+        selection=chosen.selection,
         mxfp8_experts=options.mega and options.expert_dtype == "mxfp8",
     )
 
@@ -85,7 +113,33 @@ def truth_from(options: Options, outcome: Outcome, bounds: reference.Bounds) -> 
         parts=_in_program_order(options, outcome, _parts(options, bounds.result), exact=False),
         sources=_in_program_order(options, outcome, _sources(options), exact=False),
         routing_rejected=tuple(bounds.result.routing_rejected),
+        selection_rejected=tuple(bounds.result.selection_rejected),
     )
+
+
+def rows_of(bounds: reference.Bounds, rows: torch.Tensor) -> reference.Bounds:
+    """Some rows of the reference's run. Their bounds are those of the whole: the largest error of
+    any row, so no smaller than that of a part of them.
+
+    Args:
+        bounds: a run.
+        rows: int64 [T], each at most once.
+    """
+    whole = bounds.result
+    places = {row: place for place, row in enumerate(rows.tolist())}
+
+    def kept(rejected: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+        return tuple((layer, places[row]) for layer, row in rejected if row in places)
+
+    result = replace(
+        whole,
+        taps={name: tap[rows] for name, tap in whole.taps.items()},
+        parts={name: part[rows] for name, part in whole.parts.items()},
+        routing_margin={layer: gap[rows] for layer, gap in whole.routing_margin.items()},
+        routing_rejected=kept(whole.routing_rejected),
+        selection_rejected=kept(whole.selection_rejected),
+    )
+    return replace(bounds, result=result)
 
 
 def _parts(options: Options, result: reference.Result) -> dict[str, Parts]:
@@ -123,9 +177,23 @@ def _sources(options: Options) -> dict[str, dict[str, str]]:
 
 def routing_of(options: Options, batch: Batch, outcome: Outcome) -> dict[int, torch.Tensor]:
     """The experts that the run chose, [T, K] for each MoE layer that has them whole."""
-    routing = {}
-    for layer in options.tiny.moe_layers:
-        name = f"layers.{layer}.experts_chosen"
+    width = (options.tiny.num_experts_per_tok,)
+    return _chosen(options.tiny.moe_layers, "experts_chosen", width, batch, outcome)
+
+
+def selection_of(options: Options, batch: Batch, outcome: Outcome) -> dict[int, torch.Tensor]:
+    """The blocks that the run chose, [T, G, K] for each sparse layer that has them whole."""
+    tiny = options.tiny
+    width = (tiny.num_key_value_heads, tiny.sparse_topk_blocks)
+    return _chosen(tiny.sparse_layers, "blocks_chosen", width, batch, outcome)
+
+
+def _chosen(
+    layers: Iterable[int], what: str, width: tuple[int, ...], batch: Batch, outcome: Outcome
+) -> dict[int, torch.Tensor]:
+    found = {}
+    for layer in layers:
+        name = f"layers.{layer}.{what}"
         local = {r: taps[name] for r, taps in enumerate(outcome.captured) if name in taps}
         if not local or (outcome.broke is not None and not outcome.recorded_whole(name)):
             continue
@@ -137,9 +205,23 @@ def routing_of(options: Options, batch: Batch, outcome: Outcome) -> dict[int, to
         except PlacementError:
             continue
         chosen = next(iter(full.values())).long()
-        if chosen.shape == (batch.tokens, options.tiny.num_experts_per_tok):
-            routing[layer] = chosen
-    return routing
+        if chosen.shape == (batch.tokens, *width):
+            found[layer] = chosen
+    return found
+
+
+def chose_as(bounds: reference.Bounds, options: Options, batch: Batch, outcome: Outcome) -> bool:
+    """Whether a run chose what the reference chose for the same rows, as far as is known."""
+    taps = bounds.result.taps
+    # Both sides are sets, and sorted.
+    return all(
+        torch.equal(chosen, taps[f"layers.{layer}.{what}"].long())
+        for what, of_layer in (
+            ("experts_chosen", routing_of(options, batch, outcome)),
+            ("blocks_chosen", selection_of(options, batch, outcome)),
+        )
+        for layer, chosen in of_layer.items()
+    )
 
 
 def _in_program_order(

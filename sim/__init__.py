@@ -21,6 +21,7 @@
 | clock.py | the transport's own time, for the benchmark |
 | errors.py, reports.py, callsite.py | what is said when a run breaks |
 | gloo/ | the same programs on real processes and real gloo groups |
+| launched/ | the same on ranks that torchrun has started, over gloo or NCCL |
 """
 
 from .clock import TransportClock, transport_clock

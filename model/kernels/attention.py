@@ -39,7 +39,7 @@ def causal_attention(
         q = q.permute(1, 2, 0, 3)
         k = key[rows].to(compute).permute(1, 2, 0).unsqueeze(1)
         v = value[rows].to(compute).transpose(0, 1).unsqueeze(1)
-        future = torch.ones(length, length, dtype=torch.bool).triu(diagonal=1)
+        future = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(diagonal=1)
         scores = (q @ k * scale).masked_fill(future, float("-inf"))
         attended = scores.softmax(dim=-1) @ v
         out[rows] = attended.permute(2, 0, 1, 3).reshape(length, heads, head_dim).to(out.dtype)

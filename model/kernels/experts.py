@@ -50,9 +50,11 @@ def fused_experts(
     # Slots without a local expert go to one column more, which is cut off.
     column_TK = torch.where(local_TK < 0, experts, local_TK)
     shape = (topk_ids.shape[0], experts + 1)
-    weights_TE = torch.zeros(shape, dtype=compute)
+    device = hidden_states.device
+    weights_TE = torch.zeros(shape, dtype=compute, device=device)
     weights_TE = weights_TE.scatter_add_(1, column_TK, topk_weights.to(compute))[:, :experts]
-    chosen_TE = torch.zeros(shape, dtype=torch.bool).scatter_(1, column_TK, True)[:, :experts]
+    chosen_TE = torch.zeros(shape, dtype=torch.bool, device=device)
+    chosen_TE = chosen_TE.scatter_(1, column_TK, True)[:, :experts]
 
     gate_up = torch.matmul(hidden_states, w13.transpose(1, 2))
     act = swiglu_oai(gate_up.to(compute), limit, alpha, beta).to(hidden_states.dtype)

@@ -40,5 +40,6 @@ def topk_sigmoid(
         weights_TK = weights_TK.masked_fill(is_padding.unsqueeze(-1), 0.0)
     topk_weights.copy_(weights_TK)
     topk_ids.copy_(ids_TK)
-    slots_TK = torch.arange(top_k) * tokens + torch.arange(tokens).unsqueeze(-1)
+    rows, slots = (torch.arange(n, device=topk_ids.device) for n in (tokens, top_k))
+    slots_TK = slots * tokens + rows.unsqueeze(-1)
     token_expert_indices.copy_(slots_TK)

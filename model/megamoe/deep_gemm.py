@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
+from model import device
 from model.megamoe import exchange, mxfp8
 from model.megamoe.experts import Activation, run_experts
 from model.megamoe.layout import Weights
@@ -70,15 +71,16 @@ class SymmBuffer:
         self.scaled = _SCALED[mma_type]
         """Whether elements are MXFP8, with scales."""
         element = torch.float8_e4m3fn if self.scaled else torch.bfloat16
-        self.x = torch.zeros(tokens, hidden, dtype=element)
+        where = device.current()
+        self.x = torch.zeros(tokens, hidden, dtype=element, device=where)
         """[tokens, H], bfloat16 or float8_e4m3fn."""
-        self.x_sf = (
-            torch.zeros(tokens, hidden // 128, dtype=torch.int32) if self.scaled else torch.empty(0)
-        )
+        scales = (tokens, hidden // 128) if self.scaled else (0,)
+        kind = torch.int32 if self.scaled else torch.float32
+        self.x_sf = torch.zeros(scales, dtype=kind, device=where)
         """int32 [tokens, H / 128], four scale codes in each; empty for bfloat16."""
-        self.topk_idx = torch.zeros(tokens, num_topk, dtype=torch.int64)
+        self.topk_idx = torch.zeros(tokens, num_topk, dtype=torch.int64, device=where)
         """int64 [tokens, K], global expert ids, -1 for none."""
-        self.topk_weights = torch.zeros(tokens, num_topk, dtype=torch.float32)
+        self.topk_weights = torch.zeros(tokens, num_topk, dtype=torch.float32, device=where)
         """float32 [tokens, K], routed scaling included."""
         # The real one exchanges addresses here, and waits for its peers.
         dist.barrier(group=group)

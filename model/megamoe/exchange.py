@@ -38,7 +38,7 @@ def plan(topk_ids: torch.Tensor, num_experts: int, group: dist.ProcessGroup) -> 
     counts = torch.bincount(flat[slots], minlength=num_experts).view(ranks, -1)
     arriving = torch.empty_like(counts)
     dist.all_to_all_single(arriving, counts, group=group)
-    local = torch.arange(counts.shape[1]).repeat(ranks)
+    local = torch.arange(counts.shape[1], device=counts.device).repeat(ranks)
     return Plan(
         slots=slots,
         sent=counts.sum(dim=1).tolist(),
@@ -78,9 +78,9 @@ def combine(
     returned = results.new_empty(len(made.slots), results.shape[1])
     dist.all_to_all_single(returned, results, made.sent, made.received, group=group)
     tokens, top_k = shape
-    by_slot = torch.zeros(tokens * top_k, results.shape[1], dtype=torch.float32)
+    by_slot = results.new_zeros(tokens * top_k, results.shape[1], dtype=torch.float32)
     by_slot[made.slots] = returned.to(torch.float32)
-    total = torch.zeros(tokens, results.shape[1], dtype=torch.float32)
+    total = results.new_zeros(tokens, results.shape[1], dtype=torch.float32)
     for slot in by_slot.unflatten(0, shape).unbind(dim=1):
         total += slot
     return total

@@ -42,7 +42,7 @@ def run_experts(
     x: float32 [N, H], one row for each chosen (token, expert); weights: float32 [N]; local_ids:
     int64 [N], below the number of local experts; l1, l2: in the kernel's layout, `layout.Weights`.
     """
-    out = torch.empty(x.shape, dtype=torch.bfloat16)
+    out = torch.empty(x.shape, dtype=torch.bfloat16, device=x.device)
     quantised = not isinstance(l1, torch.Tensor)
     for expert in local_ids.unique().tolist():
         rows = (local_ids == expert).nonzero().squeeze(-1)

@@ -63,7 +63,7 @@ def dequantise(
     elements: float8_e4m3fn [..., K]; scales: uint8 [..., K / 32]. float64 holds every value;
     float32 does too for scale codes up to 246, beyond which large elements become infinite.
     """
-    scale = _SCALES.to(dtype)[scales.to(torch.int64)]
+    scale = _SCALES.to(elements.device, dtype)[scales.to(torch.int64)]
     return (elements.to(dtype).unflatten(-1, (-1, BLOCK)) * scale.unsqueeze(-1)).flatten(-2)
 
 
@@ -71,7 +71,9 @@ def error_bound(x: torch.Tensor) -> torch.Tensor:
     """Largest |dequantise(quantise(x)) - x|, elementwise, float64 [..., K]; see `quantise`."""
     exact = x.to(torch.float64)
     _, scales = quantise(x)
-    half_step = _SCALES[scales.to(torch.int64)].repeat_interleave(BLOCK, dim=-1) * 2.0**-10
+    half_step = (
+        _SCALES.to(x.device)[scales.to(torch.int64)].repeat_interleave(BLOCK, dim=-1) * 2.0**-10
+    )
     return torch.maximum(exact.abs() * 2.0**-4, half_step)
 
 

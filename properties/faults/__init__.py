@@ -22,6 +22,8 @@ from properties.faults import (
     counted,
     counted_outside_moe,
     deferred,
+    deployment,
+    deployment_experts,
     final_gather,
     groups,
     layout,
@@ -31,6 +33,7 @@ from properties.faults import (
     padding,
     receive,
     rounding,
+    sparse,
     storage,
     transport,
     untapped,
@@ -48,6 +51,7 @@ CLASSES: Mapping[str, str] = {
     "G": "groups, sizes and order",
     "H": "aliasing",
     "I": "wrong operand or parameter",
+    "J": "KV caches and chosen blocks",
 }
 """The catalogue's classes of fault, by letter."""
 
@@ -58,9 +62,10 @@ _OF_MODULE = {
     "D": (boundary, receive, transport, overlay, rounding),
     "E": (aux, aux_shards),
     "F": (padding,),
-    "G": (groups, attention_dp),
+    "G": (groups, attention_dp, deployment, deployment_experts),
     "H": (storage,),
     "I": (weights, operands),
+    "J": (sparse,),
 }
 _OF_NAME = {
     "dp-experts-reduced-before-scatter": "A",
@@ -70,6 +75,13 @@ _OF_NAME = {
     "dp-shared-left-partial": "B",
     "dp-sum-over-other-tokens": "C",
     "dp-shared-on-dispatched-rows": "I",
+    "dep-sums-before-the-scatter": "A",
+    "dep-shared-of-the-dense-group": "A",
+    "dep-scatter-does-not-reduce": "B",
+    "dep-shared-left-partial": "B",
+    "dep-last-sum-over-other-tokens": "C",
+    "dep-one-scale-for-all-rows": "F",
+    "dep-shared-on-dispatched-rows": "I",
     "dense-mlp-all-reduces": "A",
     "untapped-copy-reduced": "B",
     "untapped-whole-gathered": "C",

@@ -7,6 +7,7 @@ import json
 import sys
 from typing import Any
 
+from rankfold.commands.model_options import add_transport
 from rankfold.commands.refuse import refuse
 from rankfold.errors import BROKE, FAILS, HOLDS
 
@@ -25,6 +26,7 @@ def add(commands: Any) -> None:
     faults.add_argument("--list", action="store_true", help="list the faults, without running them")
     faults.add_argument("--workers", type=int, help="processes (default: one for each core, to 8)")
     faults.add_argument("--markdown", metavar="FILE", help="write the matrix as a page, too")
+    add_transport(faults)
     faults.add_argument("--json", action="store_true", help="print the matrix as JSON")
     faults.set_defaults(command=_faults)
 
@@ -47,7 +49,9 @@ def _faults(arguments: argparse.Namespace) -> int:
             raise UsageError(f"--workers {workers}: use 1 or more")
         try:
             with Console(stderr=True).status("starting") as status:
-                matrix = run_matrix(arguments.names, workers, status.update)
+                matrix = run_matrix(
+                    arguments.names, workers, status.update, transport=arguments.transport
+                )
         except WorkerDied as error:
             print(f"rankfold faults: {error}", file=sys.stderr)
             return BROKE

@@ -7,6 +7,7 @@ import json
 import sys
 from typing import Any
 
+from rankfold.commands.model_options import add_transport
 from rankfold.commands.refuse import broke, refuse
 from rankfold.errors import BROKE, FAILS, HOLDS
 
@@ -24,6 +25,13 @@ def add(commands: Any) -> None:
         default=[],
         metavar="TOPOLOGY",
         help="such as tep2pp2; repeatable (default: all up to 8 ranks)",
+    )
+    hunt.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="DIMENSION=VALUE",
+        help="hold a dimension to one value, such as attention=dense or dtype=bfloat16; repeatable",
     )
     hunt.add_argument("--seconds", type=float, help="stop after so long (default 60)")
     hunt.add_argument("--examples", type=int, help="stop after so many examples")
@@ -55,15 +63,6 @@ def add(commands: Any) -> None:
     replay.set_defaults(command=_replay)
 
 
-def add_transport(command: Any) -> None:
-    """Add the option that says what the ranks are."""
-    command.add_argument(
-        "--transport",
-        default="folded",
-        help="folded (default): all ranks in this process; or gloo: a process a rank, real gloo",
-    )
-
-
 def _hunt(arguments: argparse.Namespace) -> int:
     import tempfile
     from pathlib import Path
@@ -82,6 +81,7 @@ def _hunt(arguments: argparse.Namespace) -> int:
             given.setdefault("workers", 1)  # each has ranks of its own, which fill the cores
         options = HuntOptions(
             topologies=tuple(map(Topology.parse, arguments.topology)),
+            only=tuple(arguments.only),
             seconds=arguments.seconds,
             examples=arguments.examples,
             seed=arguments.seed,

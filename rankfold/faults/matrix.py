@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -11,9 +12,12 @@ import torch
 from model.subject import prepare
 from properties.faults import FAULTS, Fault, find
 from properties.faults.controls import CONTROLS, Control
+from rankfold.errors import UsageError
 from rankfold.examiner import References
-from rankfold.faults.trial import Trial, try_fault
+from rankfold.faults.trial import Trial, try_fault, unfit
 from rankfold.hunt.workers import Link, run_workers
+from rankfold.options import TRANSPORTS
+from rankfold.processes import new_pool
 from sim import Topology
 
 
@@ -37,6 +41,9 @@ class Matrix:
     trials: Sequence[Trial]
     controls: Sequence[Cleared]
     seconds: float
+    transport: str = "folded"
+    not_run: Sequence[tuple[Fault, str]] = ()
+    """Faults that the transport cannot show, each with the reason."""
 
     @property
     def ok(self) -> bool:
@@ -55,29 +62,49 @@ class Matrix:
 
 
 def run_matrix(
-    names: Sequence[str], workers: int, progress: Callable[[str], None] = lambda text: None
+    names: Sequence[str],
+    workers: int,
+    progress: Callable[[str], None] = lambda text: None,
+    *,
+    transport: str = "folded",
 ) -> Matrix:
     """Try the faults of these names, or all faults and controls.
 
+    Args:
+        names: of faults.
+        workers: how many processes try them; over gloo each has ranks of its own.
+        progress: told what is being done.
+        transport: what the ranks are. Over gloo only what processes can show is tried; the
+            controls are programs for folded ranks.
+
     Raises:
+        UsageError: the transport is none.
         UnknownFault: a name that no fault has.
         WorkerDied: a worker process ended.
     """
-    faults: Sequence[Fault] = [find(name) for name in names] if names else [*FAULTS.values()]
-    controls = [] if names else [*CONTROLS]
+    if transport not in TRANSPORTS:
+        raise UsageError(f"--transport {transport!r}: use {', '.join(TRANSPORTS)}")
+    over_gloo = transport == "gloo"
+    named: Sequence[Fault] = [find(name) for name in names] if names else [*FAULTS.values()]
+    not_run = [(fault, why) for fault in named if over_gloo and (why := unfit(fault))]
+    left_out = {fault.name for fault, _ in not_run}
+    faults = [fault for fault in named if fault.name not in left_out]
+    controls = [] if names or over_gloo else [*CONTROLS]
     started = time.monotonic()
     torch.set_num_threads(1)
     progress("importing vLLM")
-    prepare()
+    if not over_gloo:
+        prepare()
     places: dict[int, Trial] = {}
     cleared: dict[int, Cleared] = {}
 
     def job(link: Link, number: int) -> None:
         references = References()
-        for place in range(number, len(faults), workers):
-            if link.stopped():
-                return
-            link.send((place, _plain(try_fault(faults[place], references))))
+        with new_pool() if over_gloo else nullcontext() as pool:
+            for place in range(number, len(faults), workers):
+                if link.stopped():
+                    return
+                link.send((place, _plain(try_fault(faults[place], references, pool))))
         for place in range(number, len(controls), workers):
             control = controls[place]
             judged = [control.judge(Topology.parse(word)) for word in control.topologies]
@@ -106,6 +133,8 @@ def run_matrix(
         trials=[places[place] for place in sorted(places)],
         controls=[cleared[place] for place in sorted(cleared)],
         seconds=time.monotonic() - started,
+        transport=transport,
+        not_run=not_run,
     )
 
 

@@ -16,6 +16,8 @@ def to_json(matrix: Matrix) -> dict[str, Any]:
     """As plain data."""
     return {
         "ok": matrix.ok,
+        "transport": matrix.transport,
+        "not_run": [{"name": fault.name, "why": why} for fault, why in matrix.not_run],
         "faults": [_fault(trial) for trial in matrix.trials],
         "controls": [
             {
@@ -89,6 +91,8 @@ def render(matrix: Matrix, console: Console) -> None:
             f"{trial.topology}, {_tokens(trial.tokens)}; {trial.seconds:.2f} s"
         )
         console.print(mark, Text(said))
+    for fault, why in matrix.not_run:
+        console.print(Text(f"not run {letter(fault)} {fault.name}: {why}"))
     for cleared in matrix.controls:
         console.print(Text(_control(cleared), "bold red" if cleared.flagged else ""))
     for line in summary(matrix):
@@ -118,6 +122,11 @@ def summary(matrix: Matrix) -> list[str]:
         f"median time to detect {matrix.median_seconds:.2f} s; the matrix took "
         f"{matrix.seconds:.0f} s",
         f"first to catch: {firsts}",
+        *(
+            [f"over {matrix.transport}: {len(matrix.not_run)} faults not run"]
+            if matrix.transport != "folded"
+            else []
+        ),
     ]
 
 

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from properties import Verdict
 from properties.faults import Fault
+from properties.faults.deployment import DeploymentFault
 from properties.faults.judged import judge_program
 from properties.faults.program import ProgramFault, spread
 from rankfold.corpus import batch_of
+from rankfold.data_parallel import examine
 from rankfold.examiner import Examiner, References
 from rankfold.example import Example
-from rankfold.options import MEGA_MOE
+from rankfold.options import MEGA_MOE, Options
+from rankfold.processes import RankProcesses
+from rankfold.rig import Rig
+from rankfold.serving.plan import decode_first
 from sim import Topology
+from sim.gloo.pool import Pool
 
 TOKENS = (5, 1, 2, 3, 9)
 """Numbers of tokens to try: first one that TP 2 and TP 4 do not divide, with more than each."""
@@ -70,10 +77,27 @@ def is_at(fault: Fault, verdict: Verdict) -> bool:
     return any(part in place for part in fault.at)
 
 
-def try_fault(fault: Fault, references: References) -> Trial:
-    """Switch a fault on, look for it on its topologies, and then for a smaller case of it."""
+def unfit(fault: Fault) -> str:
+    """Why rank processes cannot show a fault at all; "" if they can."""
+    if isinstance(fault, ProgramFault):
+        return "its stand-in program runs on folded ranks"
+    if "late" in dict(fault.needs):
+        return "only folded ranks can be made to deliver late"
+    return ""
+
+
+def try_fault(fault: Fault, references: References, pool: Pool | None = None) -> Trial:
+    """Switch a fault on, look for it on its topologies, and then for a smaller case of it.
+
+    Args:
+        fault: over processes one that is not `unfit`.
+        references: shared by trials.
+        pool: where processes for the ranks come from; None folds them.
+    """
     started = time.perf_counter()
-    with fault.apply(), _runner(fault, references) as run:
+    # In processes the fault is switched on there.
+    here = fault.apply() if pool is None else nullcontext()
+    with here, _runner(fault, references, pool) as run:
         found: tuple[str, int, Judged] | None = None
         missed = []
         for word in fault.shows:
@@ -134,16 +158,21 @@ class Runner(Protocol):
     def __exit__(self, *error: object) -> None: ...
 
 
-def _runner(fault: Fault, references: References) -> Runner:
-    return _OfProgram(fault) if isinstance(fault, ProgramFault) else _OfModel(fault, references)
+def _runner(fault: Fault, references: References, pool: Pool | None) -> Runner:
+    if isinstance(fault, ProgramFault):
+        return _OfProgram(fault)
+    if isinstance(fault, DeploymentFault):
+        return _OfDeployment(fault, references, pool)
+    return _OfModel(fault, references, pool)
 
 
 class _OfModel:
     """On vLLM's model."""
 
-    def __init__(self, fault: Fault, references: References) -> None:
+    def __init__(self, fault: Fault, references: References, pool: Pool | None) -> None:
         self._fields: dict[str, Any] = dict(fault.needs)
-        self._examiner = Examiner(references)
+        processes = None if pool is None else RankProcesses(pool, fault=fault.name)
+        self._examiner = Examiner(references, processes=processes)
         lens = self._fields.pop("seq_lens", None)
         self.tokens: Sequence[int] = TOKENS if lens is None else (sum(lens),)
         self._lens = lens
@@ -176,20 +205,18 @@ def example_of(
     if fields.get("moe_backend") == MEGA_MOE:
         plain["dtype"] = "bfloat16"
     made = {**plain, **fields}
+    if made.get("attention", "dense") != "dense" and not (made.get("chunk") or made.get("decode")):
+        lens = decode_first(lens)
     made.setdefault("token_ids", batch_of(lens, VOCABULARY))
     return Example(topology=word, seq_lens=lens, **made)
 
 
-class _OfProgram:
-    """On a stand-in program, where the number of tokens is the most that a DP rank may have."""
+class _OfDpRanks:
+    """On DP ranks with tokens of their own: the number of tokens is the most that one may have."""
 
-    def __init__(self, fault: ProgramFault) -> None:
+    def __init__(self, fault: ProgramFault | DeploymentFault) -> None:
         self._fault = fault
         self.tokens: Sequence[int] = (max(fault.tokens),)
-
-    def judge(self, word: str, tokens: int) -> Judged:
-        fault, topology = self._fault, Topology.parse(word)
-        return judge_program(fault.program, topology, self._given(word, tokens), fault.schedule)
 
     def _given(self, word: str, tokens: int) -> tuple[int, ...]:
         given = spread(self._fault.tokens, Topology.parse(word))
@@ -201,8 +228,41 @@ class _OfProgram:
     def size(self, word: str, tokens: int) -> int:
         return sum(self._given(word, tokens))
 
-    def __enter__(self) -> _OfProgram:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         return None
+
+
+class _OfProgram(_OfDpRanks):
+    """On a stand-in program."""
+
+    def __init__(self, fault: ProgramFault) -> None:
+        super().__init__(fault)
+        self._program, self._schedule = fault.program, fault.schedule
+
+    def judge(self, word: str, tokens: int) -> Judged:
+        given = self._given(word, tokens)
+        return judge_program(self._program, Topology.parse(word), given, self._schedule)
+
+
+class _OfDeployment(_OfDpRanks):
+    """On vLLM's model."""
+
+    def __init__(self, fault: DeploymentFault, references: References, pool: Pool | None) -> None:
+        super().__init__(fault)
+        processes = None if pool is None else RankProcesses(pool, fault=fault.name)
+        self._rig = Rig(weights=references.weights, processes=processes)
+
+    def judge(self, word: str, tokens: int) -> Judged:
+        judged, _ = examine(self._rig, dp_options(word, self._given(word, tokens)))
+        return judged
+
+    def __exit__(self, *error: object) -> None:
+        self._rig.close()
+
+
+def dp_options(word: str, tokens: tuple[int, ...]) -> Options:
+    """The smallest model that a fault of DP ranks needs, and so many tokens of each."""
+    return Options(topology=Topology.parse(word), tokens=sum(tokens), dp_tokens=tokens, layers="dm")

@@ -24,7 +24,7 @@ from rankfold.hunt.search import Budget, Failure, extent, search
 from rankfold.hunt.space import Space
 from rankfold.hunt.tally import Tally
 from rankfold.hunt.workers import Link, default_workers, run_workers
-from rankfold.options import TRANSPORTS, Options
+from rankfold.options import TRANSPORTS, Options, one_dp_rank
 from rankfold.processes import rank_processes
 from rankfold.replay import Expected, Replay
 from sim import Topology
@@ -44,6 +44,8 @@ class HuntOptions:
     """What to hunt for, and how long."""
 
     topologies: tuple[Topology, ...] = ()
+    only: tuple[str, ...] = ()
+    """Dimensions that are held to one value, as in "dtype=bfloat16"."""
     seconds: float | None = None
     examples: int | None = None
     seed: int = 0
@@ -68,11 +70,19 @@ class HuntOptions:
             raise UsageError(f"--seconds {self.seconds:g}: use a positive number")
         if self.examples is not None and self.examples < 1:
             raise UsageError(f"--examples {self.examples}: use 1 or more")
+        if self.exhaustive and self.only:
+            raise UsageError("--only narrows a search; an exhaustive hunt has a scope of its own")
+        self.space()
         if self.seed < 0:
             raise UsageError(f"--seed {self.seed}: use 0 or more")
         for topology in self.topologies:
+            one_dp_rank(topology, "the search")
             layers = "dm" * max(1, topology.pp)
             check(Options(topology=topology, layers=layers).tiny, topology)
+
+    def space(self) -> Space:
+        """What to draw from."""
+        return Space.of(self.topologies).only(self.only)
 
 
 Progress = Callable[[str], None]
@@ -124,7 +134,7 @@ class _Hunt:
     def search(self) -> HuntReport:
         """Draw examples at random."""
         options = self._options
-        space = Space.of(options.topologies)
+        space = options.space()
         share = None
         if options.examples is not None:
             # Rounded up: the workers together draw no fewer than asked for.

@@ -11,15 +11,18 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hypothesis import HealthCheck, Phase, Verbosity, settings
 from hypothesis import strategies as st
 
 from rankfold.corpus import LENGTHS, LONGEST, batch_of
+from rankfold.errors import UsageError
 from rankfold.example import Example
+from rankfold.hunt.tally import steps_word
 from rankfold.options import DTYPES, EXPERT_DTYPES, MEGA_MOE, MOE_BACKENDS, Options
 from rankfold.relate import RELATIONS, possible
+from rankfold.serving.plan import decode_first
 from sim import Topology
 
 T = TypeVar("T")
@@ -33,8 +36,25 @@ SEEDS = (0, 1)
 """Sets of weights."""
 MOST_AUX = 2
 SCHEDULES = 2**16
+ATTENTION = ("dense", "model")
+STEPS = ((0, 0), (0, 2), (3, 0), (3, 2))
+"""(chunk, decode): the tokens in one step; the last two one a step; in chunks, smaller than a block
+of the sparse layers; and both."""
+PLAIN_STEPS = 9
+"""Times that the tokens in one step stand among the choices: others take several."""
 PLAIN_RELATIONS = 9
 """Times that no relation stands among the choices: a relation costs a second step."""
+
+
+ONLY = {
+    "attention": "attentions",
+    "dtype": "dtypes",
+    "expert_dtype": "expert_dtypes",
+    "layers": "patterns",
+    "moe_backend": "backends",
+    "sp": "sequence_parallel",
+}
+"""The dimensions that can be held to one value, and what of a space holds their values."""
 
 
 def all_topologies(stages: Iterable[int] = DEGREES) -> list[Topology]:
@@ -63,6 +83,8 @@ class Space:
 
     topologies: tuple[Topology, ...]
     patterns: tuple[str, ...] = PATTERNS
+    attentions: tuple[str, ...] = ATTENTION
+    steps: tuple[tuple[int, int], ...] = STEPS
     dtypes: tuple[str, ...] = tuple(sorted(DTYPES, key="float32".__ne__))
     backends: tuple[str, ...] = MOE_BACKENDS
     seeds: tuple[int, ...] = SEEDS
@@ -80,6 +102,29 @@ class Space:
         """The space over some topologies; over all by default."""
         chosen = {topology.word: topology for topology in topologies or all_topologies()}
         return cls(topologies=tuple(sorted(chosen.values(), key=size)))
+
+    def only(self, held: Iterable[str]) -> Space:
+        """The part of the space where dimensions have one value each, as in "dtype=bfloat16".
+
+        Raises:
+            UsageError: no such dimension, or none of its values.
+        """
+        space = self
+        for text in held:
+            name, _, value = text.partition("=")
+            if name not in ONLY:
+                raise UsageError(f"--only {text}: use {', '.join(f'{n}=...' for n in ONLY)}")
+            values = {str(each): each for each in getattr(space, ONLY[name])}
+            if value not in values:
+                raise UsageError(f"--only {text}: use {name}= {', '.join(values)}")
+            held_to: dict[str, Any] = {ONLY[name]: (values[value],)}
+            space = replace(space, **held_to)
+        if space.backends == (MEGA_MOE,):
+            spread = tuple(topology for topology in space.topologies if topology.ep)
+            if not spread:
+                raise UsageError(f"{MEGA_MOE} needs expert parallelism: use a topology like tep2")
+            space = replace(space, topologies=spread)
+        return space
 
     def examples(self) -> st.SearchStrategy[Example]:
         """Examples, drawn whole before any rank starts."""
@@ -99,18 +144,26 @@ class Space:
             return (topology.tp > 1) + (topology.pp > 1) + topology.ep
 
         plain.sort(key=lambda case: (-axes(case[0]), size(case[0]), case[1] != MEGA_MOE))
-        return [self._rich(topology, backend) for topology, backend in plain]
+        return [
+            self._rich(topology, backend, steps)
+            for steps in (self.steps[0], self.steps[-1])
+            for topology, backend in plain
+        ]
 
-    def _rich(self, topology: Topology, backend: str) -> Example:
+    def _rich(self, topology: Topology, backend: str, steps: tuple[int, int]) -> Example:
         layers = _layers("dmdm", topology.pp)
-        tokens = min(2 * topology.tp + 1, self.most_tokens)
+        # In steps as many as there are, so that sparse layers drop blocks.
+        tokens = min(self.most_tokens if any(steps) else 2 * topology.tp + 1, self.most_tokens)
         seq_lens = (tokens - 2, 2) if tokens > 2 else (tokens,)
         mega = backend == MEGA_MOE
         return Example(
             topology=topology.word,
             layers=layers,
+            attention=self.attentions[-1],
             dtype="bfloat16" if mega else "float32",
             moe_backend=backend,
+            chunk=steps[0],
+            decode=steps[1],
             aux=(1, len(layers) - 1),
             token_ids=batch_of(seq_lens, _vocabulary(mega)),
             seq_lens=seq_lens,
@@ -125,6 +178,7 @@ class Space:
             self,
             topologies=_some(chance, self.topologies, 3),
             patterns=_some(chance, self.patterns, 2),
+            attentions=_some(chance, self.attentions, 1),
             dtypes=_some(chance, self.dtypes, 2),
             seeds=_some(chance, self.seeds, 1),
         )
@@ -139,6 +193,8 @@ class Space:
         return Space(
             topologies=tuple(sorted(kept.values(), key=size)),
             patterns=tuple(dict.fromkeys(("d", "m", example.layers))),
+            attentions=tuple(dict.fromkeys((ATTENTION[0], example.attention))),
+            steps=tuple(dict.fromkeys((STEPS[0], (example.chunk, example.decode)))),
             dtypes=(example.dtype,),
             backends=(example.moe_backend,),
             seeds=(example.weights,),
@@ -158,6 +214,8 @@ class Space:
             "tokens": {str(tokens) for tokens in range(self.most_tokens + 1)},
             "sequences": {str(count + 1) for count in range(len(LENGTHS))},
             "layers": {_layers(p, t.pp) for p in self.patterns for t in self.topologies},
+            "attention": set(self.attentions),
+            "steps": {steps_word(chunk, decode) for chunk, decode in self.steps},
             "dtype": set(self.dtypes),
             "moe_backend": {"auto", MEGA_MOE} if mega else {"auto"},
             "expert_dtype": set(EXPERT_DTYPES) if mega else {"bf16"},
@@ -206,11 +264,20 @@ def _examples(draw: st.DrawFn, space: Space) -> Example:
     sp = draw(st.sampled_from(space.sequence_parallel)) if mega and topology.tp > 1 else "auto"
     aux = draw(st.lists(st.integers(0, len(layers)), max_size=MOST_AUX, unique=True))
     seq_lens = _cut(draw, tokens)
+    attention = draw(st.sampled_from(space.attentions))
+    chunk, decode = _steps(draw, space.steps) if tokens > 1 else (0, 0)
+    if attention != "dense" and not (chunk or decode):
+        seq_lens = decode_first(seq_lens)
     vocab = _vocabulary(mega)
     relations = tuple(name for name in space.relations if possible(name, tokens, len(seq_lens)))
+    if chunk or decode:
+        relations = tuple(name for name in relations if name == RELATIONS[0])
     return Example(
         topology=topology.word,
         layers=layers,
+        attention=attention,
+        chunk=chunk,
+        decode=decode,
         dtype=dtype,
         moe_backend=backend,
         expert_dtype=expert_dtype,
@@ -223,6 +290,12 @@ def _examples(draw: st.DrawFn, space: Space) -> Example:
         late=draw(st.booleans()) if space.late else False,
         relation=draw(st.sampled_from(("",) * PLAIN_RELATIONS + relations)),
     )
+
+
+def _steps(draw: st.DrawFn, steps: tuple[tuple[int, int], ...]) -> tuple[int, int]:
+    """(chunk, decode), most often those of one step."""
+    plain = steps[:1] if any(steps[0]) else steps[:1] * PLAIN_STEPS
+    return draw(st.sampled_from(plain + steps[1:]))
 
 
 @functools.cache

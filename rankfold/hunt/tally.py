@@ -18,6 +18,8 @@ def dimensions(example: Example) -> dict[str, str]:
         "tokens": str(example.tokens),
         "sequences": str(len(example.seq_lens)),
         "layers": example.layers,
+        "attention": example.attention,
+        "steps": steps_word(example.chunk, example.decode),
         "dtype": example.dtype,
         "moe_backend": example.moe_backend,
         "expert_dtype": example.expert_dtype,
@@ -27,6 +29,12 @@ def dimensions(example: Example) -> dict[str, str]:
         "schedule": ", ".join(filter(None, (order, "late" if example.late else ""))) or "plain",
         "relation": example.relation,
     }
+
+
+def steps_word(chunk: int, decode: int) -> str:
+    """How the tokens come, in words."""
+    words = ("chunks" if chunk else "", "decode" if decode else "")
+    return ", ".join(filter(None, words)) or "one"
 
 
 def token_class(tokens: int, tp: int) -> str:

@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 
 Gloo = Any
-"""torch.distributed.ProcessGroupGloo, whose stubs lack what is called here."""
+"""torch.distributed.ProcessGroupGloo, whose stubs lack what is called here, or another backend of
+c10d with the same methods; temporary tensors are on the device of the call's own."""
 
 
 @dataclass
@@ -29,7 +30,7 @@ class Carried:
         """Where bytes for `out` may arrive: its own memory if that is in one piece. uint8 [n]."""
         if out.is_contiguous():
             return as_bytes(out)
-        packed = torch.empty(out.numel(), dtype=out.dtype)
+        packed = torch.empty(out.numel(), dtype=out.dtype, device=out.device)
         self.put(out, as_is, packed)
         return as_bytes(packed)
 
@@ -84,7 +85,7 @@ def exchange(
 
     Returns what gives the bytes of rank i, uint8, once the exchange is done.
     """
-    into = torch.empty(sum(lengths), dtype=torch.uint8)
+    into = torch.empty(sum(lengths), dtype=torch.uint8, device=sent[0].device)
     whole_sent = torch.cat([as_bytes(tensor) for tensor in sent])
     own = [length(tensor) for tensor in sent]
     started.works.append(gloo.alltoall_base(into, whole_sent, lengths, own, dist.AllToAllOptions()))

@@ -59,7 +59,7 @@ def _all_gather(gloo: Gloo, call: Call, started: Carried) -> None:
         must(len(outs) == gloo.size(), f"{len(outs)} outputs in a group of {gloo.size()}")
         longest = max(map(length, outs))
         must(length(source) == length(outs[gloo.rank()]), f"input {list(source.shape)}")
-        sent = torch.zeros(longest, dtype=torch.uint8)
+        sent = torch.zeros(longest, dtype=torch.uint8, device=source.device)
         sent[: length(source)] = as_bytes(source)
         parts = [torch.zeros_like(sent) for _ in outs]
         started.works.append(gloo.allgather([parts], [sent]))

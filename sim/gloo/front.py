@@ -39,34 +39,59 @@ class GlooFabric:
     def __init__(self, journal: Journal, sites: CallSites) -> None:
         self.sites = sites
         self._journal = journal
-        self._device = dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")
-        self._gloo: dict[Group, Any] = {}
+        self._device: Any = None
+        self._transports: dict[Group, Any] = {}
         self._alive: set[GlooWork] = set()
 
     def begin(self) -> None:
         """A run starts: count operations from 0."""
-        for group in self._gloo:
+        for group in self._transports:
             group.renumber()
         self._alive.clear()
         self._journal.begin()
 
-    def join(self, options: Any, world_size: int) -> FoldedProcessGroup:
-        """Make a group with its other members: c10d's options in, this rank's view of it out."""
+    def join(self, options: Any, world_size: int, asked: str) -> FoldedProcessGroup:
+        """Make a group with its other members.
+
+        Args:
+            options: c10d's.
+            world_size: number of ranks.
+            asked: the backend that the program asked for.
+
+        Returns:
+            This rank's view of the group.
+        """
         ranks: Iterable[int] = options.global_ranks_in_group or range(world_size)
         group = Group(str(options.group_id), tuple(ranks))
-        gloo = None
-        if len(group.ranks) > 1:
-            make: Any = dist.ProcessGroupGloo
-            settings = make._Options()
-            settings._devices, settings._threads = [self._device], 1
-            settings._timeout = _NEVER
-            gloo = make(options.store, options.group_rank, len(group.ranks), settings)
-        self._gloo[group] = gloo
+        alone = len(group.ranks) == 1
+        self._transports[group] = None if alone else self.connect(options, len(group.ranks), asked)
         return GlooProcessGroup(self, group, options.group_rank)
+
+    def connect(self, options: Any, size: int, asked: str) -> Any:
+        """What `carry` is given to carry a group's operations out; `options` are c10d's."""
+        make: Any = dist.ProcessGroupGloo
+        if self._device is None:
+            self._device = self.gloo_device()
+        settings = make._Options()
+        settings._devices, settings._threads = [self._device], 1
+        settings._timeout = _NEVER
+        return make(options.store, options.group_rank, size, settings)
+
+    def gloo_device(self) -> Any:
+        """The network interface that gloo uses: by default the one within this machine."""
+        return dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")
+
+    def carry(self, transport: Any, call: Call) -> Carried:
+        """Start a collective."""
+        return carry(transport, call)
+
+    def carry_post(self, transport: Any, post: Post) -> Carried:
+        """Start a send or a receive."""
+        return carry_post(transport, post)
 
     def leave(self, group: Group, index: int) -> None:
         """This rank is done with a group."""
-        self._gloo.pop(group, None)
+        self._transports.pop(group, None)
 
     def collective(self, group: Group, index: int, call: Call) -> GlooWork:
         """Start a collective."""
@@ -74,13 +99,13 @@ class GlooFabric:
         call.sequence = group.next[index]
         group.next[index] += 1
         number = self._journal.call(group, index, call)
-        gloo = self._gloo[group]
-        if gloo is None:
+        transport = self._transports[group]
+        if transport is None:
             with torch.no_grad():
                 COLLECTIVES[call.op].run([call])
             carried = Carried()
         else:
-            carried = carry(gloo, call)
+            carried = self.carry(transport, call)
         outputs = [t for bucket in call.outputs for t in bucket]
         return GlooWork(self._journal, number, carried, outputs, self._alive, call.blocking)
 
@@ -88,7 +113,7 @@ class GlooFabric:
         """Post a send or a receive."""
         post.site = self.sites.here()
         number = self._journal.post(group, post)
-        carried = carry_post(self._gloo[group], post)
+        carried = self.carry_post(self._transports[group], post)
         outputs = [] if post.op == "send" else [post.tensor]
         return GlooWork(self._journal, number, carried, outputs, self._alive, False)
 
@@ -185,6 +210,8 @@ class GlooWork(dist.Work):
 _originals: dict[str, Any] = {}
 _current: list[tuple[GlooFabric, int]] = []
 """The world that this process is a rank of now, if any: its transport and size."""
+_asked: list[str] = [""]
+"""The backend that the program asked for in the call that is making a group."""
 
 
 def install() -> None:
@@ -203,7 +230,7 @@ def enter(fabric: GlooFabric, world_size: int) -> None:
 
 def _create(options: Any, backend_options: Any = None) -> dist.ProcessGroup:
     fabric, size = _current[0]
-    return fabric.join(options, size)
+    return fabric.join(options, size, _asked[0])
 
 
 def _make_group(
@@ -213,6 +240,7 @@ def _make_group(
     for name in ("backend_options", "pg_options", "device_id"):
         if options.get(name) is not None:
             options[name] = None
+    _asked[0] = str(asked)
     made = _originals["make"](size, rank, ranks, dist.Backend(BACKEND), *rest, **options)
     if isinstance(made[0], dist.ProcessGroup):
         c10d._world.pg_map[made[0]] = (dist.Backend(str(asked)), made[1])

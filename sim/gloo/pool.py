@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from torch._C._distributed_c10d import TCPStore
 
@@ -31,13 +31,23 @@ _END = 5.0
 """Seconds that the zygote is given to end its ranks before it is ended itself."""
 
 
+class Channel(Protocol):
+    """Whole messages to a rank and back, as `multiprocessing.connection.Connection` has them."""
+
+    def send_bytes(self, buf: bytes, /) -> None: ...
+    def recv_bytes(self) -> bytes: ...
+    def poll(self, timeout: float = ..., /) -> bool: ...
+    def fileno(self) -> int: ...
+    def close(self) -> None: ...
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Member:
     """One rank process, seen from the calling process."""
 
     pid: int
-    channel: Connection
-    control: Connection
+    channel: Channel
+    control: Channel
     journal: Reader
     file: Any
 
@@ -46,6 +56,16 @@ class Member:
         self.channel.close()
         self.control.close()
         self.file.close()
+
+
+class Pool(Protocol):
+    """Where a world's ranks come from, and go back to. For what each does, see `GlooPool`."""
+
+    def take(self, count: int) -> list[Member]: ...
+    def give(self, members: Sequence[Member]) -> None: ...
+    def drop(self, members: Sequence[Member]) -> None: ...
+    def reap(self, member: Member) -> int | None: ...
+    def store(self) -> tuple[str, int, str]: ...
 
 
 class GlooPool:
@@ -245,4 +265,5 @@ class GlooPool:
 def ready(members: Sequence[Member], seconds: float) -> list[Member]:
     """Which of these have something to say, after at most so many seconds."""
     channels = {member.channel: member for member in members}
-    return [channels[c] for c in wait(list(channels), timeout=seconds)]  # type: ignore[index]
+    said = wait(list(channels), timeout=seconds)  # type: ignore[arg-type]
+    return [channels[channel] for channel in said]  # type: ignore[index]

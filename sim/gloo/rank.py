@@ -67,7 +67,7 @@ def live(channel: int, control: int, journal: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     front.install()
-    rank = _Rank(Journal(journal))
+    rank = RankProcess(Journal(journal))
     answering = threading.Thread(
         target=_answer, args=(Connection(control), rank), name="control", daemon=True
     )
@@ -85,7 +85,7 @@ def live(channel: int, control: int, journal: int) -> None:
             return
 
 
-def _answer(control: Connection, rank: _Rank) -> None:
+def _answer(control: Connection, rank: RankProcess) -> None:
     while True:
         try:
             data = control.recv_bytes()
@@ -98,11 +98,27 @@ def _answer(control: Connection, rank: _Rank) -> None:
             os._exit(1)
 
 
-class _Rank:
+class RankProcess:
     """What this process is in its world."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        *,
+        fabric: Callable[[Journal, CallSites], front.GlooFabric] = front.GlooFabric,
+        backend: str = "gloo",
+        launched: bool = False,
+    ) -> None:
+        """Belong to no world yet.
+
+        Args:
+            journal: where operations are noted.
+            fabric: makes the transport of a world.
+            backend: what a program asks for and is told that it has.
+            launched: whether a launcher has set this process's environment, which then stands.
+        """
         self._journal = journal
+        self._make_fabric, self._backend, self._launched = fabric, backend, launched
         self._context: RankContext | None = None
         self._fabric: front.GlooFabric | None = None
         self._sites = CallSites()
@@ -144,19 +160,20 @@ class _Rank:
     def _join(self, asked: Joining) -> None:
         """Begin as a process that was never a rank: with fresh state of torch and of the table."""
         size, rank = asked.topology.world_size, asked.rank
-        swap = StateSwap([*TORCH_STATE, *asked.rank_local], c10d.launcher_environment(size))
+        environment = None if self._launched else c10d.launcher_environment(size)
+        swap = StateSwap([*TORCH_STATE, *asked.rank_local], environment)
         swap.save(None)
         swap.new_rank(rank)
         swap.load(rank)
         self._leave.callback(swap.load, None)
         self._sites = CallSites(asked.plumbing)
-        self._fabric = front.GlooFabric(self._journal, self._sites)
+        self._fabric = self._make_fabric(self._journal, self._sites)
         self._fabric.begin()
         front.enter(self._fabric, size)
         host, port, prefix = asked.store
         server = TCPStore(host, port, is_master=False, wait_for_workers=False)
         store = PrefixStore(prefix, server)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+        dist.init_process_group(self._backend, store=store, rank=rank, world_size=size)
         self._leave.callback(_destroy)
         if asked.within is not None:
             self._leave.enter_context(asked.within())

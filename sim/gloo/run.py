@@ -40,17 +40,17 @@ class Run:
 
     Args:
         members: the ranks, by rank.
-        reap: the exit code of a member that has died.
+        reap: the exit code of a member that has died; None where it is not known.
         limit: seconds without any sign of life after which the ranks hang.
     """
 
     def __init__(
-        self, members: Sequence[Member], reap: Callable[[Member], int], limit: float
+        self, members: Sequence[Member], reap: Callable[[Member], int | None], limit: float
     ) -> None:
         self._members, self._reap, self._limit = members, reap, limit
         self._results: dict[int, Any] = {}
         self._raised: dict[int, wire.Raised] = {}
-        self._died: dict[int, int] = {}
+        self._died: dict[int, int | None] = {}
         """The exit codes of ranks whose processes have ended."""
         self._hung = False
         self._stuck = False
@@ -209,7 +209,9 @@ def _ranks(ranks: Sequence[int]) -> str:
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}"
 
 
-def _ending(code: int) -> str:
+def _ending(code: int | None) -> str:
+    if code is None:
+        return "ended"
     if code >= 0:
         return f"ended with exit code {code}"
     try:

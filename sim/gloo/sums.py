@@ -82,7 +82,7 @@ def reduce_scatter_tensor(gloo: Gloo, call: Call, started: Carried) -> None:
             continue
         options: Any = dist.ReduceScatterOptions()
         options.reduceOp = _op(call)
-        buffer = torch.empty(out.numel(), dtype=out.dtype)
+        buffer = torch.empty(out.numel(), dtype=out.dtype, device=out.device)
         # A copy: the output may be a part of the source.
         sent = flat(source).clone()
         started.works.append(gloo._reduce_scatter_base(buffer, sent, options))

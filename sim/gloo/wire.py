@@ -1,5 +1,7 @@
 """What travels between the calling process and the ranks: pickles, with tensors as plain bytes.
 
+A tensor of another device arrives on the CPU: the calling process may have no such device.
+
 torch's own pickling of a tensor writes an archive, at a hundred times the cost of its bytes.
 """
 
@@ -55,9 +57,9 @@ def raised(error: BaseException, said: str) -> Raised:
 
 class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
-        if type(value) is not torch.Tensor or value.device.type != "cpu" or value.is_sparse:
+        if type(value) is not torch.Tensor or value.is_sparse or value.is_meta:
             return NotImplemented
-        plain = value.detach().resolve_conj().resolve_neg().contiguous()
+        plain = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
         data = plain.as_strided((plain.numel(),), (1,)).view(torch.uint8).numpy().tobytes()
         return _tensor, (data, dtype_name(value.dtype), tuple(value.shape), value.requires_grad)
 

@@ -15,7 +15,7 @@ from ..rank_local import Entry
 from ..topology import Topology
 from ..world import RankContext
 from . import wire
-from .pool import GlooPool
+from .pool import Pool
 from .rank import Joining, Leaving, Running
 from .run import Run
 
@@ -41,7 +41,7 @@ class GlooWorld:
         self,
         topology: Topology | str | int,
         *,
-        pool: GlooPool,
+        pool: Pool,
         rank_local: Iterable[Entry] = (),
         plumbing: tuple[str, ...] = (),
         within: Callable[[], AbstractContextManager[None]] | None = None,

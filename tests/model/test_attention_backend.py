@@ -22,14 +22,16 @@ def test_vllm_runs_its_own_layer_around_ours() -> None:
 
     tiny = TinyM3(layers="d")
 
-    def program(ctx: RankContext) -> tuple[type, type, type, int]:
+    def program(ctx: RankContext) -> tuple[type, type, type, torch.Size]:
         layer = Subject(ctx, tiny, checkpoint(tiny, 0, torch.float32)).model.model.layers[0]
         attn = layer.self_attn.attn
-        return type(attn), attn.attn_backend, type(attn.impl), attn.kv_cache.numel()
+        return type(attn), attn.attn_backend, type(attn.impl), attn.kv_cache.shape[1:]
 
     with World("tp1", rank_local=RANK_LOCAL) as world:
-        assert world.run(program) == [(Attention, FoldedAttentionBackend, FoldedAttentionImpl, 0)]
-    assert FoldedAttentionBackend.forward_includes_kv_cache_update
+        kinds = (Attention, FoldedAttentionBackend, FoldedAttentionImpl)
+        assert world.run(program) == [(*kinds, (4, 4, 32))]  # heads, block, keys and values
+    # vLLM calls `do_kv_cache_update` of its own accord then.
+    assert not FoldedAttentionBackend.forward_includes_kv_cache_update
 
 
 def test_missing_metadata_is_an_error_not_zeros() -> None:
@@ -66,13 +68,16 @@ def test_what_it_does_not_compute_is_refused() -> None:
             FoldedAttentionImpl(2, 8, 1.0, **{name: value})
 
 
-def test_the_builder_takes_whole_sequences_only() -> None:
-    from model.attention_backend import WholeSequences, WholeSequencesBuilder
+def test_the_builder_takes_what_the_runner_knows() -> None:
+    from model.attention_backend import PagedSequences, PagedSequencesBuilder
 
-    builder = WholeSequencesBuilder(None, [], None, torch.device("cpu"))
-    starts = torch.tensor([0, 3, 5])
-    whole = SimpleNamespace(query_start_loc_cpu=starts, seq_lens=torch.tensor([3, 2]))
-    assert builder.build(0, whole) == WholeSequences(seq_lens=(3, 2))
-    decode = SimpleNamespace(query_start_loc_cpu=starts, seq_lens=torch.tensor([3, 7]))
-    with pytest.raises(NotImplementedError, match=r"sequences of \[3, 7\] tokens bring \[3, 2\]"):
-        builder.build(0, decode)
+    builder = PagedSequencesBuilder(None, [], None, torch.device("cpu"))
+    table = torch.tensor([[3, 1], [2, 4]], dtype=torch.int32)
+    common = SimpleNamespace(
+        query_start_loc_cpu=torch.tensor([0, 3, 5]),
+        seq_lens=torch.tensor([3, 7]),
+        block_table_tensor=table,
+    )
+    assert builder.build(0, common) == PagedSequences(
+        query_lens=(3, 2), seq_lens=(3, 7), block_table=table
+    )

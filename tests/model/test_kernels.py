@@ -128,14 +128,16 @@ def test_qknorm_rope(dtype: torch.dtype) -> None:
     assert torch.equal(qkv.view(tokens, -1, head_dim)[:, heads + kv_heads :], values)
 
 
-def test_qknorm_rope_refuses_the_sparse_layout() -> None:
+def test_qknorm_rope_refuses_what_is_quantised() -> None:
     arguments = (rand(1, 24), rand(8), rand(8), cos_sin(4, 4), torch.tensor([0]), 1, 1, 4, EPS)
-    with pytest.raises(NotImplementedError, match="index_q_norm_weight is given"):
-        fused_minimax_m3_qknorm_rope_kv_insert(*arguments, index_q_norm_weight=rand(8))
-    with pytest.raises(NotImplementedError, match="num_index_heads is given"):
-        fused_minimax_m3_qknorm_rope_kv_insert(*arguments, None, None, 2)
-    with pytest.raises(NotImplementedError, match="kv_cache is given"):
-        fused_minimax_m3_qknorm_rope_kv_insert(*arguments, kv_cache=rand(2, 2))
+    for name, value in [
+        ("kv_cache_dtype", "fp8"),
+        ("q_fp8_out", rand(1, 8)),
+        ("kv_k_scale", rand(1)),
+        ("skip_index_branch", True),
+    ]:
+        with pytest.raises(NotImplementedError, match=f"has no {name}"):
+            fused_minimax_m3_qknorm_rope_kv_insert(*arguments, **{name: value})
 
 
 def route(logits: torch.Tensor, bias: torch.Tensor | None, top_k: int, **options: object):

@@ -140,9 +140,14 @@ def test_every_entry_is_declared_in_full() -> None:
         assert len(override.reason) > 20 and "\n" not in override.reason
 
 
-def test_nothing_of_minimax_m3_is_replaced() -> None:
+@pytest.mark.usefixtures("vllm_ready")
+def test_nothing_of_minimax_m3_is_replaced_but_what_launches_kernels() -> None:
     assert not [o.target for o in overrides.TABLE if "minimax_m3.nvidia" in o.target]
-    assert not [o.target for o in overrides.TABLE if o.target.startswith("vllm.models")]
+    of_models = [o for o in overrides.TABLE if o.target.startswith("vllm.models")]
+    assert {o.kind for o in of_models} == {"leaf kernel"}
+    for one in of_models:
+        launcher = overrides._originals[one.target]
+        assert launcher.__module__.startswith("vllm.models.minimax_m3.common.ops."), one.target
 
 
 def test_of_vllm_distributed_only_what_needs_processes_is_replaced() -> None:

@@ -104,10 +104,12 @@ def changes(before: dict[str, tuple[Any, Any]], after: dict[str, tuple[Any, Any]
 def test_worlds_of_other_shapes_change_no_global_outside_the_table(vllm_ready: None) -> None:
     # The first world imports and fills what every later world finds alike.
     run_world("tp2pp2")
+    run_world("dep2")
     before = snapshot()
     run_world("tep4pp2")
     run_world("pp2", OTHER, torch.bfloat16)
     run_world("tp2", OTHER)
+    run_world("dp2tep2", OTHER)
     assert changes(before, snapshot()) == []
 
 
@@ -140,6 +142,7 @@ def test_the_search_finds_an_entry_that_the_table_lacks(
 def test_every_cache_that_fills_is_in_the_table_or_reviewed(vllm_ready: None) -> None:
     run_world("tp2pp2")
     run_world("tep4")
+    run_world("dp2tep2")
     listed = {f"{e.module}:{e.name}" for e in RANK_LOCAL if isinstance(e, RankCache)}
     filled = set()
     for place, attributes in places():

@@ -133,7 +133,12 @@ def test_a_world_leaves_the_process_as_it_was(fold, capfd: pytest.CaptureFixture
 def test_topologies_it_cannot_run_are_refused_in_a_line() -> None:
     for word, message in [
         ("tp3", "tp3: 8 query heads do not divide by 3; use tp1, tp2, tp4 or tp8"),
-        ("dp2", "dp2: data parallelism is not driven yet; use tp, pp and ep"),
+        ("dep3", "ep3: 16 experts do not divide by 3; use ep1, ep2, ep4, ep8 or ep16"),
+        (
+            "dp64",
+            "dp64tp1: 32 expert FFN features do not divide by its 64 ranks, over which vLLM "
+            "slices an expert; use fewer, or expert parallelism (dep, tep)",
+        ),
     ]:
         with pytest.raises(ShapeError) as caught:
             check(TinyM3(), Topology.parse(word))

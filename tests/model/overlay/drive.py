@@ -17,6 +17,7 @@ import torch
 from model import overlay
 from model.batch import Batch
 from model.checkpoint import checkpoint
+from model.kv_cache import KVCaches
 from model.megamoe.tiny import MegaTinyM3, quantise_experts
 from model.overlay import SEQUENCE_PARALLEL_KEY
 from model.rank_state import RANK_LOCAL
@@ -149,7 +150,7 @@ def configure(arm: Arm, ctx: RankContext) -> Any:
     return config
 
 
-def _build(ctx: RankContext, arm: Arm) -> tuple[Any, Any]:
+def _build(ctx: RankContext, arm: Arm) -> tuple[Any, Any, KVCaches]:
     state = importlib.import_module("vllm.distributed.parallel_state")
     loader = importlib.import_module("vllm.model_executor.model_loader.utils")
     workspace = importlib.import_module("vllm.v1.worker.workspace")
@@ -170,12 +171,12 @@ def _build(ctx: RankContext, arm: Arm) -> tuple[Any, Any]:
             torch.set_default_dtype(before)
         model.load_weights(arm.weights.items())
         loader.process_weights_after_loading(model, config.model_config, torch.device("cpu"))
-    return config, model.eval()
+        caches = KVCaches(config, requests=8)
+    return config, model.eval(), caches
 
 
 @torch.no_grad()
-def _step(arm: Arm, config: Any, model: Any) -> Ran:
-    attention = importlib.import_module("model.attention_backend")
+def _step(arm: Arm, config: Any, model: Any, caches: KVCaches) -> Ran:
     context = importlib.import_module("vllm.forward_context")
     tensors = importlib.import_module("vllm.sequence").IntermediateTensors
     state = importlib.import_module("vllm.distributed.parallel_state")
@@ -190,9 +191,14 @@ def _step(arm: Arm, config: Any, model: Any) -> Ran:
         received = tensors(pp.recv_tensor_dict(all_gather_group=tp))
     batch = arm.batch
     mask = torch.arange(batch.tokens) >= batch.tokens - arm.padded if arm.padded else None
-    metadata = attention.WholeSequences(seq_lens=batch.seq_lens)
-    layers = dict.fromkeys(config.compilation_config.static_forward_context, metadata)
-    with context.set_forward_context(layers, config, num_tokens=batch.tokens, is_padding=mask):
+    paged = caches.place(batch)
+    with context.set_forward_context(
+        paged.metadata,
+        config,
+        num_tokens=batch.tokens,
+        slot_mapping=paged.slot_mapping,
+        is_padding=mask,
+    ):
         output = model(batch.token_ids, batch.positions, received)
         mask_after = context.get_forward_context().is_padding
     for hook in hooks:

@@ -6,11 +6,13 @@ import pytest
 
 from model.subject import prepare
 from properties.faults import FAULTS, Fault
+from properties.faults.deployment import DeploymentFault
 from properties.faults.program import ProgramFault
 from tests.properties.faults import trials
 
 ALL = [*FAULTS.values()]
-HIDE_BY_TOKENS = [f for f in ALL if isinstance(f, ProgramFault) and f.hiding_tokens]
+OF_DP_RANKS = [f for f in ALL if isinstance(f, (ProgramFault, DeploymentFault))]
+HIDE_BY_TOKENS = [f for f in OF_DP_RANKS if f.hiding_tokens]
 
 NAMED_WRONGLY = {
     # Taps after the stage boundary are not looked at.
@@ -48,5 +50,5 @@ def test_leaves_nothing_behind(fault: Fault) -> None:
 
 
 @pytest.mark.parametrize("fault", HIDE_BY_TOKENS, ids=lambda fault: fault.name)
-def test_even_batches_hide_what_uneven_ones_show(fault: ProgramFault) -> None:
+def test_even_batches_hide_what_uneven_ones_show(fault: ProgramFault | DeploymentFault) -> None:
     assert trials.headline(fault, fault.shows[0], fault.hiding_tokens) is None

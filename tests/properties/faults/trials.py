@@ -13,11 +13,13 @@ from model.subject import prepare
 from model.taps import Captured
 from properties import Verdict
 from properties.faults import Fault
+from properties.faults.deployment import DeploymentFault
 from properties.faults.judged import judge_program
 from properties.faults.program import ProgramFault, spread
+from rankfold.data_parallel import examine
 from rankfold.examiner import Examiner, References
 from rankfold.example import Example
-from rankfold.faults.trial import example_of, is_at
+from rankfold.faults.trial import dp_options, example_of, is_at
 from rankfold.rig import Rig
 from sim import Topology
 from sim.buffers import same_bits
@@ -60,11 +62,16 @@ def judged(one: Example, applied: AbstractContextManager[None] | None = None) ->
 def headline(fault: Fault, word: str, tokens: tuple[int, ...] | None = None) -> Verdict | None:
     """What a person reads first with the fault on; None if every check holds.
 
-    tokens: of the DP ranks of a stand-in program, over and over; the fault's own by default.
+    tokens: of DP ranks with tokens of their own, over and over; the fault's own by default.
     """
+    topology = Topology.parse(word)
+    if isinstance(fault, DeploymentFault):
+        prepare()
+        given = spread(tokens or fault.tokens, topology)
+        with fault.apply(), Rig(weights=REFERENCES.weights) as rig:
+            return examine(rig, dp_options(word, given))[0].headline
     if not isinstance(fault, ProgramFault):
         return judged(example(fault, word), fault.apply())
-    topology = Topology.parse(word)
     given = spread(tokens or fault.tokens, topology)
     with fault.apply():
         return judge_program(fault.program, topology, given, fault.schedule).headline
@@ -99,7 +106,7 @@ def assert_no_trace(fault: Fault, word: str) -> None:
 
 
 def _before(fault: Fault, word: str) -> dict[str, torch.Tensor]:
-    if isinstance(fault, ProgramFault):
+    if isinstance(fault, (ProgramFault, DeploymentFault)):
         return _taps(fault, word)
     return _first(example(fault, word))
 
@@ -112,9 +119,15 @@ def _first(one: Example) -> dict[str, torch.Tensor]:
 
 def _taps(fault: Fault, word: str) -> dict[str, torch.Tensor]:
     """Every tap of every rank of a run without the fault."""
+    topology = Topology.parse(word)
+    if isinstance(fault, DeploymentFault):
+        prepare()
+        with Rig(weights=REFERENCES.weights) as rig:
+            right, outcome = examine(rig, dp_options(word, spread(fault.tokens, topology)))
+        assert right.ok and outcome is not None, right.headline
+        return _flat(outcome.captured)
     if not isinstance(fault, ProgramFault):
         return _of_model(example(fault, word))
-    topology = Topology.parse(word)
     given = spread(fault.tokens, topology)
     judged = judge_program(fault.program, topology, given, fault.schedule)
     assert judged.ok, judged.headline

@@ -1,11 +1,13 @@
 """What the hunt draws: only what makes sense, all that it should, and the plain first."""
 
 import random
+import re
 
 import pytest
 from hypothesis import HealthCheck, Phase, find, given, settings
 
 from rankfold.corpus import LENGTHS, LONGEST, batch_of
+from rankfold.errors import UsageError
 from rankfold.example import Example
 from rankfold.hunt.space import PATTERNS, Space, all_topologies
 from rankfold.hunt.tally import Tally, token_class
@@ -126,3 +128,33 @@ def test_a_tally_says_what_was_never_drawn() -> None:
 )
 def test_token_classes(tokens: int, tp: int, kind: str) -> None:
     assert token_class(tokens, tp) == kind
+
+
+def test_dimensions_can_be_held_to_one_value() -> None:
+    space = Space.of().only(["attention=dense", "dtype=bfloat16", "moe_backend=auto"])
+    assert (space.attentions, space.dtypes, space.backends) == (
+        ("dense",),
+        ("bfloat16",),
+        ("auto",),
+    )
+    assert space.topologies == Space.of().topologies
+    assert space.expected()["attention"] == {"dense"}
+
+
+def test_megamoe_alone_leaves_the_topologies_that_spread_experts() -> None:
+    assert all(t.ep for t in Space.of().only([f"moe_backend={MEGA_MOE}"]).topologies)
+    with pytest.raises(UsageError, match="needs expert parallelism"):
+        Space.of([Topology.parse("tp2")]).only([f"moe_backend={MEGA_MOE}"])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("tokens=3", "--only tokens=3: use attention=..., dtype=..."),
+        ("dtype", "--only dtype: use dtype= float32"),
+        ("attention=sparse", "use attention= dense, model"),
+    ],
+)
+def test_what_cannot_be_held_is_one_line(text: str, said: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)):
+        Space.of().only([text])

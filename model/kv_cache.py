@@ -1,0 +1,182 @@
+"""The KV caches of one rank: their memory, who has which page, and what vLLM is told of a step.
+
+vLLM's model runner does this with its block tables on a GPU. Here the pages of a request are
+scattered over the cache by a fixed permutation, so that a wrong block table shows, and memory that
+nothing was written to holds NaN, so that reading it shows too.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from model import device
+from model.batch import Batch
+
+_FIRST_PAGES = 8
+"""Pages of each request at first; a longer one makes the caches grow."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paged:
+    """What the forward context needs to know of a step's KV caches, by layer name."""
+
+    metadata: dict[str, Any]
+    slot_mapping: dict[str, torch.Tensor]
+    """int64 [T]: page * B + place in the page for each new token."""
+
+
+class KVCaches:
+    """The caches of a rank's attention layers and indexers, kept from step to step.
+
+    Build it when the model is built, with vLLM's configuration current.
+    """
+
+    def __init__(self, config: Any, requests: int) -> None:
+        """Find the layers that have a cache, and give them one.
+
+        Args:
+            config: the rank's VllmConfig, whose layers have registered themselves.
+            requests: how many sequences there may be at a time.
+        """
+        base = importlib.import_module("vllm.model_executor.layers.attention_layer_base")
+        layers = config.compilation_config.static_forward_context.items()
+        self._layers = {
+            n: layer for n, layer in layers if isinstance(layer, base.AttentionLayerBase)
+        }
+        self._specs = {
+            name: layer.get_kv_cache_spec(config) for name, layer in self._layers.items()
+        }
+        self._builders = self._made_builders(config)
+        self._block = int(config.cache_config.block_size)
+        self._held = [0] * requests
+        """Tokens of each request that the caches hold."""
+        self._caches: dict[str, torch.Tensor] = {}
+        self._pages = torch.empty(requests, 0, dtype=torch.int64)
+        """[requests, most pages of one]: which pages are whose."""
+        self._grow(_FIRST_PAGES)
+
+    def place(self, batch: Batch) -> Paged:
+        """Find the slots of a step's new tokens, and count them as held from now on.
+
+        Raises ValueError if a sequence neither begins nor goes on where its request is.
+        """
+        self._check(batch)
+        sequences = [
+            (request, context, new)
+            for request, context, new in zip(
+                batch.requests, batch.context_lens, batch.seq_lens, strict=True
+            )
+            if new
+        ]
+        most = max((context + new for _, context, new in sequences), default=0)
+        if -(-most // self._block) > self._pages.shape[1]:
+            self._grow(2 * -(-most // self._block))
+        for request, context, new in sequences:
+            if context == 0:
+                self._forget(request)
+            self._held[request] = context + new
+        table = self._pages[[request for request, _, _ in sequences]]
+        slots = [
+            self._slots(request, torch.arange(context, context + new))
+            for request, context, new in sequences
+        ]
+        slot_mapping = torch.cat(slots) if slots else torch.empty(0, dtype=torch.int64)
+        return self._told(sequences, table, slot_mapping.to(device.current()))
+
+    def _told(
+        self,
+        sequences: list[tuple[int, int, int]],
+        table: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> Paged:
+        """The metadata that vLLM's own builders make of it."""
+        queries = [new for _, _, new in sequences]
+        lengths = [context + new for _, context, new in sequences]
+        starts = torch.tensor([0, *queries]).cumsum(0).to(torch.int32)
+        seq_lens = torch.tensor(lengths, dtype=torch.int32)
+        here = device.current()
+        common = _backend().CommonAttentionMetadata(
+            query_start_loc=starts.to(here),
+            query_start_loc_cpu=starts,
+            seq_lens=seq_lens.to(here),
+            seq_lens_cpu_upper_bound=seq_lens,
+            num_reqs=len(sequences),
+            num_actual_tokens=sum(queries),
+            max_query_len=max(queries, default=0),
+            max_seq_len=max(lengths, default=0),
+            block_table_tensor=table.to(device=here, dtype=torch.int32),
+            slot_mapping=slot_mapping,
+        )
+        metadata: dict[str, Any] = {}
+        for builder, names in self._builders:
+            metadata |= dict.fromkeys(names, builder.build(0, common))
+        return Paged(metadata=metadata, slot_mapping=dict.fromkeys(self._layers, slot_mapping))
+
+    def _made_builders(self, config: Any) -> list[tuple[Any, list[str]]]:
+        """One builder for the layers of each kind, as the model runner has it."""
+        by_kind: dict[type, list[str]] = {}
+        for name, layer in self._layers.items():
+            by_kind.setdefault(layer.get_attn_backend().get_builder_cls(), []).append(name)
+        return [
+            (kind(self._specs[names[0]], names, config, device.current()), names)
+            for kind, names in by_kind.items()
+        ]
+
+    def _check(self, batch: Batch) -> None:
+        for request, context, new in zip(
+            batch.requests, batch.context_lens, batch.seq_lens, strict=True
+        ):
+            if request >= len(self._held):
+                raise ValueError(
+                    f"request {request}: the caches hold {len(self._held)} requests, 0 to "
+                    f"{len(self._held) - 1}"
+                )
+            if new and context not in (0, self._held[request]):
+                raise ValueError(
+                    f"request {request} is said to have {context} tokens in the caches; they hold "
+                    f"{self._held[request]}"
+                )
+
+    def _slots(self, request: int, positions: torch.Tensor) -> torch.Tensor:
+        """Where the tokens of a request at these positions are."""
+        page = self._pages[request, positions // self._block]
+        return page * self._block + positions % self._block
+
+    def _forget(self, request: int) -> None:
+        """Overwrite what the caches hold of a request: nobody may read it any more."""
+        used = self._pages[request, : -(-self._held[request] // self._block)]
+        if len(used):
+            for cache in self._caches.values():
+                cache[used.to(cache.device)] = torch.nan
+
+    def _grow(self, most: int) -> None:
+        """Give every request so many pages, with what it holds moved there."""
+        requests, before = self._pages.shape
+        # Page 0 is nobody's, as in vLLM.
+        count = requests * most
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(count)) + 1
+        pages, old = order.view(requests, most), self._pages
+        for name, layer in self._layers.items():
+            cache = _cache_of(self._specs[name], 1 + count)
+            if before:
+                moved = self._caches[name][old.flatten().to(cache.device)]
+                cache[pages[:, :before].flatten().to(cache.device)] = moved
+            self._caches[name] = cache
+            layer.bind_kv_cache(cache)
+        self._pages = pages
+
+
+def _cache_of(spec: Any, pages: int) -> torch.Tensor:
+    """Memory for so many pages of a layer, [pages, heads, B, features], full of NaN."""
+    interface = importlib.import_module("vllm.v1.kv_cache_interface")
+    *shape, row = interface.compute_layer_kv_cache_shape_bytes(spec, pages)
+    features = row // spec.dtype.itemsize
+    return torch.full((*shape, features), torch.nan, dtype=spec.dtype, device=device.current())
+
+
+def _backend() -> Any:
+    return importlib.import_module("vllm.v1.attention.backend")
