@@ -48,7 +48,7 @@ def parallel_config(topology: Topology, rank: int) -> Any:
         tensor_parallel_size=topology.tp,
         pipeline_parallel_size=topology.pp,
         data_parallel_size=topology.dp,
-        data_parallel_rank=topology.coordinates(rank)["dp"],
+        data_parallel_rank=topology.coordinates(rank)["dp"] if topology.dp > 1 else 0,
         enable_expert_parallel=topology.ep,
     )
     # vLLM counts a worker's rank within its DP rank.

@@ -141,36 +141,43 @@ def fails(verdict: Verdict, at: str, where: str) -> None:
 
 @pytest.mark.parametrize("wrong", [True, False])
 def test_a_sequence_that_reads_anothers_keys(monkeypatch: pytest.MonkeyPatch, wrong: bool) -> None:
-    """All tokens taken for one sequence; the twin has empty sequences among the real ones."""
+    """The block table of the first sequence for all; the twin has a copy of the right one."""
     from model import attention_backend
 
-    kernel = attention_backend.causal_attention
+    kernel = attention_backend.paged_attention
 
-    def attend(q: Any, k: Any, v: Any, seq_lens: tuple[int, ...], *args: Any) -> None:
-        lengths = (sum(seq_lens),) if wrong else [n for s in seq_lens for n in (0, s)]
-        kernel(q, k, v, lengths, *args)
+    def attend(q: Any, cache: Any, table: torch.Tensor, *args: Any) -> None:
+        kernel(q, cache, table[:1].expand_as(table) if wrong else table.clone(), *args)
 
-    monkeypatch.setattr(attention_backend, "causal_attention", attend)
+    monkeypatch.setattr(attention_backend, "paged_attention", attend)
     with built("tep2pp2") as subject:
-        relation = tokens_changed(of_lengths(PLAIN, 2, 3), 1, PLAIN.vocab_size)
+        relation = tokens_changed(of_lengths(PLAIN, 3, 3), 1, PLAIN.vocab_size)
         verdict = judge(subject, relation, bounded=False)
     if wrong:
-        fails(verdict, "layers.0.attn", "ranks [0, 1], rows 2, 3, 4 of 5")
+        fails(verdict, "layers.0.attn", "ranks [0, 1], rows 4, 5 of 6")
     else:
         assert verdict.ok
 
 
 @pytest.mark.parametrize("wrong", [True, False])
 def test_a_token_that_sees_the_next_one(monkeypatch: pytest.MonkeyPatch, wrong: bool) -> None:
-    """The mask is one off; the twin asks for the same mask in another way."""
-    upper = torch.Tensor.triu
+    """Each token attends alone, to one token too many; the twin to those up to its own."""
+    from model import attention_backend
 
-    def triu(self: torch.Tensor, diagonal: int = 0) -> torch.Tensor:
-        return upper(self, diagonal + 1) if wrong else self & ~self.tril(diagonal - 1)
+    kernel = attention_backend.paged_attention
 
+    def attend(q: Any, cache: Any, table: Any, lens: Any, new: Any, scale: Any, out: Any) -> None:
+        row = 0
+        for i, (length, count) in enumerate(zip(lens, new, strict=True)):
+            for position in range(length - count, length):
+                seen = min(length, position + (2 if wrong else 1))
+                one = slice(row, row + 1)
+                kernel(q[one], cache, table[i : i + 1], [seen], [1], scale, out[one])
+                row += 1
+
+    monkeypatch.setattr(attention_backend, "paged_attention", attend)
     with built("tp2") as subject:
         relation = tokens_changed(of_lengths(PLAIN, 1, 4), 4, PLAIN.vocab_size)
-        monkeypatch.setattr(torch.Tensor, "triu", triu)
         verdict = judge(subject, relation, bounded=False)
     if wrong:
         fails(verdict, "layers.0.attn", "ranks [0, 1], rows 3 of 5")

@@ -162,7 +162,11 @@ class Blocks:
                 ctx.kept["block"] = block(config, scattered=arm.scattered)
                 ctx.kept["config"] = config
 
-        self.world.run(build)
+        try:
+            self.world.run(build)
+        except BaseException:
+            self.world.close()
+            raise
 
     def close(self) -> None:
         self.world.close()

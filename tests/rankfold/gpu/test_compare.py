@@ -176,5 +176,15 @@ def test_stages_with_gpu_tensors_send_them_over_the_device_side(
         return row
 
     assert ledger().verdict == "PASS"
+    # "cuda:0" is longer than "cpu" where a message says what comes next.
+    longer = [e._replace(bytes=e.bytes + 3) if e.dtype == "uint8" else e for e in on_gpu]
+    assert longer != on_gpu
+    theirs.outcome.ledger.entries = longer
+    assert ledger().verdict == "PASS"
+    theirs.outcome.ledger.entries = [
+        e._replace(bytes=e.bytes + 4) if "float" in e.dtype and e.op == "send" else e
+        for e in on_gpu
+    ]
+    assert ledger().verdict == "FAIL"
     theirs.outcome.ledger.entries = on_gpu[:-1]
     assert ledger().verdict == "FAIL"
