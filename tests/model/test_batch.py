@@ -38,3 +38,23 @@ def test_bad_batches_are_refused() -> None:
         Batch(token_ids=ids, positions=ids, seq_lens=(4, -1))
     with pytest.raises(ValueError, match="3 token ids need 3 positions, not 2"):
         Batch(token_ids=ids, positions=ids[:2], seq_lens=(3,))
+
+
+def test_tokens_go_on_after_their_context() -> None:
+    batch = Batch.of([1, 2, 3, 4], (1, 3), (5, 0), (2, 0))
+    assert batch.positions.tolist() == [5, 0, 1, 2]
+    assert (batch.context_lens, batch.requests) == ((5, 0), (2, 0))
+    anew = Batch.of([1, 2, 3, 4], (1, 3))
+    assert (anew.context_lens, anew.requests) == ((0, 0), (0, 1))
+
+
+def test_contexts_and_requests_that_make_no_sense_are_refused() -> None:
+    ids = torch.zeros(2, dtype=torch.int64)
+    with pytest.raises(ValueError, match="1 context_lens for 2 sequences: give one each"):
+        Batch(token_ids=ids, positions=ids, seq_lens=(1, 1), context_lens=(3,))
+    with pytest.raises(ValueError, match="3 requests for 2 sequences: give one each"):
+        Batch.of([0, 0], (1, 1), requests=(0, 1, 2))
+    with pytest.raises(ValueError, match=r"context_lens \(-1, 0\): no number may be below 0"):
+        Batch(token_ids=ids, positions=ids, seq_lens=(1, 1), context_lens=(-1, 0))
+    with pytest.raises(ValueError, match=r"requests \(3, 3\): each may be there once"):
+        Batch.of([0, 0], (1, 1), requests=(3, 3))
