@@ -44,8 +44,8 @@ def minimax_m3_sparse_attn(
             another sequence.
     """
     _refuse(k_scale, v_scale)
-    starts = cu_seqlens_q.tolist()
-    for i, (length, prefix) in enumerate(zip(seq_lens.tolist(), prefix_lens.tolist(), strict=True)):
+    starts, lengths, prefixes = (x.tolist() for x in (cu_seqlens_q, seq_lens, prefix_lens))
+    for i, (length, prefix) in enumerate(zip(lengths, prefixes, strict=True)):
         rows = slice(starts[i], starts[i + 1])
         positions = torch.arange(prefix, prefix + rows.stop - rows.start, device=q.device)
         chosen = topk_idx[:, rows].to(torch.int64)
@@ -55,17 +55,8 @@ def minimax_m3_sparse_attn(
                 f"sequence {i}: block {int(chosen[read].min())} is chosen for a query that has "
                 "blocks to choose; the sparse attention kernel would read another sequence's page"
             )
-        _attend(
-            q[rows],
-            kv_cache,
-            chosen,
-            read,
-            block_table[i],
-            length,
-            positions,
-            sm_scale,
-            output[rows],
-        )
+        pages = block_table[i]
+        _attend(q[rows], kv_cache, chosen, read, pages, length, positions, sm_scale, output[rows])
 
 
 def minimax_m3_sparse_attn_decode(
@@ -94,17 +85,8 @@ def minimax_m3_sparse_attn_decode(
         positions = torch.arange(length - decode_query_len, length, device=q.device)
         chosen = topk_idx[:, rows].to(torch.int64)
         read = _read(chosen, positions, kv_cache.shape[2]) & (chosen >= 0)
-        _attend(
-            q[rows],
-            kv_cache,
-            chosen,
-            read,
-            block_table[i],
-            length,
-            positions,
-            sm_scale,
-            output[rows],
-        )
+        pages = block_table[i]
+        _attend(q[rows], kv_cache, chosen, read, pages, length, positions, sm_scale, output[rows])
         output[rows][positions < 0] = 0
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
 from rankfold.commands.model_options import add_model, options_of
-from rankfold.commands.refuse import broke, refuse
-from rankfold.errors import BROKE, FAILS, HOLDS
+from rankfold.commands.refuse import broke, refuse, told
 
 
 def add(commands: Any) -> None:
@@ -67,13 +65,7 @@ def _check(arguments: argparse.Namespace) -> int:
         return broke("check", error, as_json=arguments.json)
     except (ValueError, ImportError) as error:
         return refuse("check", error)
-    if arguments.json:
-        print(json.dumps(report.to_json(), indent=2))
-    else:
-        render(report, Console(soft_wrap=True))
-    if report.broke:
-        return BROKE
-    return HOLDS if report.ok else FAILS
+    return told(report, render, as_json=arguments.json)
 
 
 def _counts(text: str) -> tuple[int, ...]:

@@ -1,15 +1,33 @@
-"""How a command ends without a report: by bad input, exit code 2, or a run that broke, 3."""
+"""How a command ends: with a report, by bad input, exit code 2, or by a run that broke, 3."""
 
 from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from rankfold.errors import BAD_USAGE, BROKE
+from rankfold.errors import BAD_USAGE, BROKE, FAILS, HOLDS
 
 if TYPE_CHECKING:
     from sim import SimError
+
+
+def told(report: Any, render: Callable[[Any, Any], object], *, as_json: bool) -> int:
+    """Print a report of a run, as JSON or by `render`, which takes it and a console.
+
+    Returns:
+        The exit code.
+    """
+    from rich.console import Console
+
+    if as_json:
+        print(json.dumps(report.to_json(), indent=2))
+    else:
+        render(report, Console(soft_wrap=True))
+    if report.broke:
+        return BROKE
+    return HOLDS if report.ok else FAILS
 
 
 def broke(command: str, error: SimError, *, as_json: bool) -> int:

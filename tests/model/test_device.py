@@ -13,9 +13,9 @@ import torch
 
 from model import device
 from model.batch import Batch
-from model.kernels.attention import causal_attention
 from model.kernels.experts import fused_experts
 from model.kernels.norm import gemma_fused_add_rmsnorm, gemma_rmsnorm
+from model.kernels.paged_attention import paged_attention
 from model.kernels.topk_sigmoid import topk_sigmoid
 from model.megamoe import mxfp8
 
@@ -26,7 +26,8 @@ def there(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def attention() -> None:
-    causal_attention(there(5, 4, 8), there(5, 2, 8), there(5, 2, 8), (3, 2), 1.0, there(5, 4, 8))
+    table = there(2, 3, dtype=torch.int32)
+    paged_attention(there(5, 4, 8), there(7, 2, 4, 16), table, (9, 2), (3, 2), 1.0, there(5, 4, 8))
 
 
 def routing() -> None:

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from model.kernels.attention import causal_attention
 from model.kernels.experts import fused_experts, swiglu_oai
 from model.kernels.norm import gemma_fused_add_rmsnorm, gemma_rmsnorm
+from model.kernels.paged_attention import insert_kv, paged_attention
 from model.kernels.qknorm_rope import fused_minimax_m3_qknorm_rope_kv_insert
 from model.kernels.topk_sigmoid import topk_sigmoid
 
@@ -193,13 +193,16 @@ def attention_row(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("seq_lens", [(5,), (2, 3), (1, 0, 4)])
-def test_causal_attention(dtype: torch.dtype, seq_lens: tuple[int, ...]) -> None:
+def test_attention_over_whole_sequences(dtype: torch.dtype, seq_lens: tuple[int, ...]) -> None:
     tokens, heads, kv_heads, head_dim = 5, 4, 2, 6
     q = rand(tokens, heads, head_dim, dtype=dtype)
     k = rand(tokens, kv_heads, head_dim, seed=1, dtype=dtype)
     v = rand(tokens, kv_heads, head_dim, seed=2, dtype=dtype)
     out = torch.full_like(q, math.nan)
-    causal_attention(q, k, v, seq_lens, 0.4, out)
+    cache = torch.full((len(seq_lens), kv_heads, tokens, 2 * head_dim), math.nan, dtype=dtype)
+    slots = [page * tokens + at for page, length in enumerate(seq_lens) for at in range(length)]
+    insert_kv(k, v, cache, torch.tensor(slots))
+    paged_attention(q, cache, torch.arange(len(seq_lens))[:, None], seq_lens, seq_lens, 0.4, out)
     expected = torch.empty(tokens, heads, head_dim, dtype=torch.float64)
     start = 0
     for length in seq_lens:
@@ -210,12 +213,6 @@ def test_causal_attention(dtype: torch.dtype, seq_lens: tuple[int, ...]) -> None
                 expected[t, head] = torch.tensor(row, dtype=torch.float64)
         start += length
     close(out, expected, dtype)
-
-
-def test_causal_attention_refuses_lengths_that_do_not_add_up() -> None:
-    q = rand(3, 2, 4)
-    with pytest.raises(ValueError, match="seq_lens sum to 2, but the batch has 3 tokens"):
-        causal_attention(q, q, q, (1, 1), 1.0, torch.empty_like(q))
 
 
 LIMIT, ALPHA, BETA = 1.5, 1.702, 1.0
