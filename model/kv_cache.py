@@ -8,6 +8,7 @@ nothing was written to holds NaN, so that reading it shows too.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,9 +73,7 @@ class KVCaches:
             )
             if new
         ]
-        most = max((context + new for _, context, new in sequences), default=0)
-        if -(-most // self._block) > self._pages.shape[1]:
-            self._grow(2 * -(-most // self._block))
+        self._make_room(max((context + new for _, context, new in sequences), default=0))
         for request, context, new in sequences:
             if context == 0:
                 self._forget(request)
@@ -86,6 +85,49 @@ class KVCaches:
         ]
         slot_mapping = torch.cat(slots) if slots else torch.empty(0, dtype=torch.int64)
         return self._told(sequences, table, slot_mapping.to(device.current()))
+
+    def read(self, request: int, layer: str, start: int, stop: int) -> torch.Tensor:
+        """What a layer's cache holds of a request's tokens, as a copy [tokens, heads, features]."""
+        page, place = self._where(request, start, stop)
+        cache = self._caches[layer]
+        return cache[page.to(cache.device), :, place.to(cache.device)]
+
+    def write(self, request: int, layer: str, start: int, head: int, values: torch.Tensor) -> None:
+        """Put tokens of one head there that another rank has computed, [tokens, features].
+
+        They count as held only once `hold` says so.
+        """
+        stop = start + values.shape[0]
+        self._make_room(stop)
+        page, place = self._where(request, start, stop)
+        cache = self._caches[layer]
+        cache[page.to(cache.device), head, place.to(cache.device)] = values.to(cache.device)
+
+    def hold(self, request: int, tokens: int) -> None:
+        """Count so many tokens of a request as held, since others have written them."""
+        self._held[request] = tokens
+
+    def free(self, request: int) -> None:
+        """Give up what the caches hold of a request, written or held."""
+        pages = self._pages[request]
+        for cache in self._caches.values():
+            cache[pages.to(cache.device)] = torch.nan
+        self._held[request] = 0
+
+    @property
+    def specs(self) -> Mapping[str, Any]:
+        """vLLM's KVCacheSpec of each layer that has a cache on this rank, by the layer's name."""
+        return self._specs
+
+    def _where(self, request: int, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The page and the place in it of each of a request's tokens, int64 [tokens]."""
+        slots = self._slots(request, torch.arange(start, stop))
+        return slots // self._block, slots % self._block
+
+    def _make_room(self, tokens: int) -> None:
+        """See that every request has pages for so many tokens."""
+        if -(-tokens // self._block) > self._pages.shape[1]:
+            self._grow(2 * -(-tokens // self._block))
 
     def _told(
         self,

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from model import device, dp, overlay, overrides, survival, taps
 from model.batch import Batch
 from model.groups import group_labels, join_groups
+from model.handover import layout
 from model.kv_cache import KVCaches
 from model.provenance import Loaded, Numbering, trace
 from model.survival import Overwritten
@@ -69,6 +70,7 @@ class Subject:
         aux: tuple[int, ...] = (),
         numbering: Numbering | None = None,
         requests: int = 8,
+        page: int = 0,
     ) -> None:
         """Build the model.
 
@@ -82,6 +84,8 @@ class Subject:
             aux: ids of aux hidden states to capture; id k is the stream before layer k.
             numbering: of the checkpoint, to find out first which of its elements is loaded where.
             requests: sequences that the KV caches can hold at a time.
+            page: tokens of a page of the KV caches; 0 is a block of sparse attention, which sparse
+                layers need.
         """
         if not overrides.installed():
             raise RuntimeError("call model.subject.prepare() on the main thread first")
@@ -92,6 +96,8 @@ class Subject:
         self._recorder = taps.Recorder()
         self._survival = survival.Survival()
         self._config = vllm_config(tiny, ctx.topology, dtype, ctx.rank)
+        if page:
+            self._config.cache_config.block_size = page
         self._config.kernel_config.moe_backend = moe_backend
         if not sequence_parallel:
             self._config.additional_config = {overlay.SEQUENCE_PARALLEL_KEY: False}
@@ -99,7 +105,8 @@ class Subject:
             join_groups(ctx)
             self.model, self.loaded = _build(self._config, weights, dtype, numbering)
             # One more than is asked for: a dummy row's.
-            self._caches = KVCaches(self._config, requests + (ctx.topology.dp > 1))
+            self.caches = KVCaches(self._config, requests + (ctx.topology.dp > 1))
+            self.held = layout.held_by(self.caches, tiny, ctx.topology, ctx.rank)
         state = _parallel_state()
         self._tp, self._pp = state.get_tp_group(), state.get_pp_group()
         self.capture_aux(aux)
@@ -188,7 +195,7 @@ class Subject:
         return importlib.import_module("vllm.sequence").IntermediateTensors(received)
 
     def _forward(self, batch: Batch, rows: dp.Rows, intermediate: Any) -> Any:
-        paged = self._caches.place(batch)
+        paged = self.caches.place(batch)
         with dp.forward_context(
             self._config, paged.metadata, rows, slot_mapping=paged.slot_mapping
         ):

@@ -90,7 +90,7 @@ def test_pages_are_scattered_and_nobody_has_page_0() -> None:
     def program(ctx: RankContext) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         subject = Subject(ctx, TINY, WEIGHTS)
         subject.step(Batch.of(tokens(9), (9,)))
-        return subject._caches._pages, subject._caches._caches
+        return subject.caches._pages, subject.caches._caches
 
     with World("tp1", rank_local=RANK_LOCAL) as world:
         pages, caches = world.run(program)[0]
@@ -133,3 +133,44 @@ def test_an_empty_step_touches_nothing() -> None:
 def test_a_batch_that_the_caches_cannot_serve_is_refused(batches: list[Batch], said: str) -> None:
     with pytest.raises(RankFailed, match=said):
         steps(batches, requests=2)
+
+
+def test_what_another_rank_computed_can_be_written_and_gone_on_with() -> None:
+    """The hand-over's way in: read token by token from one cache, written to another one."""
+    ids = tokens(11, 1)
+
+    def program(ctx: RankContext) -> list[torch.Tensor]:
+        first, second = (Subject(ctx, TINY, WEIGHTS) for _ in range(2))
+        first.step(Batch.of(ids[:10], (10,), (0,), (2,)))
+        for held in second.held:
+            values = first.caches.read(2, held.layer, 0, 10)
+            for place in range(len(held.heads)):
+                second.caches.write(5, held.layer, 0, place, values[:, place])
+        second.caches.hold(5, 10)
+        steps = (
+            first.step(Batch.of(ids[10:], (1,), (10,), (2,))),
+            second.step(Batch.of(ids[10:], (1,), (10,), (5,))),
+        )
+        second.caches.free(5)
+        left = [second.caches.read(5, held.layer, 0, 11) for held in second.held]
+        assert all(bool(each.isnan().all()) for each in left)
+        return [logits([step]) for step in steps]
+
+    with World("tp1", rank_local=RANK_LOCAL) as world:
+        mine, theirs = world.run(program)[0]
+    assert torch.equal(mine, theirs)
+
+
+def test_pages_of_another_size_change_no_bit() -> None:
+    dense = TinyM3(layers="dm")
+    weights = checkpoint(dense, 0, torch.float32)
+    batches = [Batch.of(tokens(9, 1), (9,)), Batch.of(tokens(1, 2), (1,), (9,))]
+
+    def program(ctx: RankContext) -> list[list[torch.Tensor]]:
+        subjects = [Subject(ctx, dense, weights, page=page) for page in (0, 8, 3)]
+        return [[logits([subject.step(batch)]) for batch in batches] for subject in subjects]
+
+    with World("tp1", rank_local=RANK_LOCAL) as world:
+        own, larger, smaller = world.run(program)[0]
+    for mine, a, b in zip(own, larger, smaller, strict=True):
+        assert torch.equal(mine, a) and torch.equal(mine, b)
