@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -67,6 +68,10 @@ class Options:
     aux: tuple[int, ...] = ()
     """Ids of the aux hidden states to capture: id k is the stream before layer k."""
     against: Topology | None = None
+    also: tuple[Topology, ...] = ()
+    """Other topologies that run the same model, which has experts for all of them."""
+    page: int = 0
+    """Tokens of a page of the KV caches; 0 is a block of sparse attention."""
     transport: str = "folded"
     """What the ranks are: threads of this process in turns, or processes over gloo."""
 
@@ -113,6 +118,11 @@ class Options:
             )
         if self.in_steps and not self.requests and not self.tokens:
             raise UsageError("--tokens 0: --decode and --chunk need a prompt of one token or more")
+        if self.page and self.tiny.sparse_layers:
+            raise UsageError(
+                f"pages of {self.page} tokens: sparse layers need pages of a block; use dense "
+                "attention"
+            )
         most = len(self.layers)
         if any(not 0 <= aux_id <= most for aux_id in self.aux):
             raise UsageError(f"aux ids {list(self.aux)}: use 0 to {most}, the number of layers")
@@ -139,9 +149,15 @@ class Options:
         )
 
     def _experts(self, usual: int) -> int:
-        """One expert for each expert-parallel rank at least."""
-        topologies = [t for t in (self.topology, self.against) if t is not None and t.ep]
-        return max([usual, *(t.dp * t.tp for t in topologies)])
+        """One expert for each expert-parallel rank at least, and as many on each where several
+        topologies share the model."""
+        topologies = (self.topology, self.against, *self.also)
+        spreads = [t.dp * t.tp for t in topologies if t is not None and t.ep]
+        count = max([usual, *spreads])
+        if self.also and any(count % spread for spread in spreads):
+            each = math.lcm(*spreads)
+            return -(-usual // each) * each
+        return count
 
     @property
     def tokens_by_dp_rank(self) -> tuple[int, ...]:
@@ -166,7 +182,7 @@ class Options:
     @property
     def model_key(self) -> tuple[object, ...]:
         """What a built model depends on, beside the topology."""
-        return (*self.weights_key, self.moe_backend, self.sp)
+        return (*self.weights_key, self.moe_backend, self.sp, self.page)
 
     @property
     def layout_key(self) -> tuple[object, ...]:

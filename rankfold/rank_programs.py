@@ -16,12 +16,26 @@ import torch
 from model.batch import Batch
 from model.device import moved
 from model.facts import facts
+from model.handover.layout import Held
 from model.provenance import Loaded, Numbering
-from model.subject import StepResult
+from model.subject import StepResult, Subject
 from properties.poison import poisoned
 from rankfold.options import Options
 from rankfold.run import build
 from sim import RankContext
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slice:
+    """Some tokens of one head, in the caches of a rank."""
+
+    slot: int
+    """The request, as the caches count them."""
+    layer: str
+    head: int
+    """Of the whole model."""
+    start: int
+    stop: int
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -64,6 +78,69 @@ def step_model(
     own = batch if isinstance(batch, Batch) else batch[ctx.topology.coordinates(ctx.rank)["dp"]]
     with poisoned() if poison else nullcontext():
         return subject.step(moved(own))
+
+
+def held_caches(ctx: RankContext, number: int) -> tuple[Held, ...]:
+    """What a model's caches hold on this rank."""
+    held: tuple[Held, ...] = ctx.kept[number].held
+    return held
+
+
+def read_caches(
+    ctx: RankContext, number: int, wanted: Mapping[int, Sequence[Slice]]
+) -> list[torch.Tensor]:
+    """What the caches hold of these heads and tokens, each [tokens, features].
+
+    wanted: of each rank.
+    """
+    subject = ctx.kept[number]
+    return [
+        subject.caches.read(part.slot, part.layer, part.start, part.stop)[
+            :, _place(subject, part)
+        ].cpu()
+        for part in wanted.get(ctx.rank, ())
+    ]
+
+
+def write_caches(
+    ctx: RankContext, number: int, given: Mapping[int, Sequence[tuple[Slice, torch.Tensor]]]
+) -> None:
+    """Write [tokens, features] each to the caches.
+
+    given: of each rank.
+    """
+    subject = ctx.kept[number]
+    for part, values in given.get(ctx.rank, ()):
+        place = _place(subject, part)
+        subject.caches.write(part.slot, part.layer, part.start, place, values)
+
+
+def cache_contents(
+    ctx: RankContext, number: int, dp_rank: int, slot: int, tokens: int
+) -> dict[str, torch.Tensor]:
+    """What the caches of the ranks of a DP rank hold of a request, by layer, each [tokens, heads,
+    features]; nothing on the other ranks."""
+    if ctx.topology.coordinates(ctx.rank)["dp"] != dp_rank:
+        return {}
+    caches = ctx.kept[number].caches
+    return {layer: caches.read(slot, layer, 0, tokens).cpu() for layer in caches.specs}
+
+
+def hold_request(ctx: RankContext, number: int, dp_rank: int, slot: int, tokens: int) -> None:
+    """Count so many tokens of a request as held by the ranks of a DP rank."""
+    if ctx.topology.coordinates(ctx.rank)["dp"] == dp_rank:
+        ctx.kept[number].caches.hold(slot, tokens)
+
+
+def free_request(ctx: RankContext, number: int, dp_rank: int, slot: int) -> None:
+    """Give up what the ranks of a DP rank hold of a request."""
+    if ctx.topology.coordinates(ctx.rank)["dp"] == dp_rank:
+        ctx.kept[number].caches.free(slot)
+
+
+def _place(subject: Subject, part: Slice) -> int:
+    held: Held = next(each for each in subject.held if each.layer == part.layer)
+    return held.place(part.head)
 
 
 def partial_step(ctx: RankContext, number: int) -> StepResult:

@@ -18,15 +18,19 @@ from rankfold.run import Progress
 
 
 @contextmanager
-def ready_rig(options: Options, progress: Progress, fault: str | None = None) -> Iterator[Rig]:
+def ready_rig(
+    options: Options, progress: Progress, fault: str | None = None, worlds: int | None = None
+) -> Iterator[Rig]:
     """A rig for these options, with a fault switched on if one is named.
+
+    worlds: most that it keeps; see `Rig`.
 
     Raises:
         UsageError, ShapeError, TopologyError: the options make no sense.
     """
     # Ranks take turns, so one rank's math threads would only get in the way of the next one's.
     torch.set_num_threads(1)
-    for topology in filter(None, (options.topology, options.against)):
+    for topology in filter(None, (options.topology, options.against, *options.also)):
         check(options.tiny, topology)
     progress("importing vLLM")
     with ExitStack() as stack:
@@ -41,4 +45,4 @@ def ready_rig(options: Options, progress: Progress, fault: str | None = None) ->
             )
         if fault is not None and processes is None:
             stack.enter_context(find(fault).apply())
-        yield stack.enter_context(Rig(processes=processes))
+        yield stack.enter_context(Rig(processes=processes, worlds=worlds))

@@ -32,6 +32,7 @@ from sim.gloo import GlooWorld
 
 K = TypeVar("K")
 V = TypeVar("V")
+T = TypeVar("T")
 
 
 class Kept(OrderedDict[K, V]):
@@ -192,6 +193,7 @@ class Rig:
         batch: Batch | Sequence[Batch],
         progress: Progress = lambda text: None,
         schedule: Schedule | None = None,
+        worker: str = "",
     ) -> Outcome:
         """Run one step on every rank, under poison, with all that the sanitizer found in it.
 
@@ -200,22 +202,17 @@ class Rig:
             batch: the same for all ranks, or one for each DP rank.
             progress: told what is being done.
             schedule: of the step; the plain one by default.
+            worker: which of several worlds of the topology; each has a name.
 
         Raises:
             SimError: the ranks broke while the model was built. A step that breaks is in the
                 outcome.
         """
-        topology, weights = options.topology, self.weights(options)
-        kind = "folded ranks" if self._processes is None else "processes over gloo"
-        if topology.word not in self._stands:
-            progress(f"building {topology} on {topology.world_size} {kind}")
+        topology = options.topology
         broke: SimError | None = None
         results: Sequence[StepResult]
         try:
-            stand = self._stands.of(
-                topology.word, lambda: Stand(topology, self._models, self._processes)
-            )
-            built = stand.built(options, weights)
+            stand, built = self._built(options, worker, progress)
             stand.world.ledger.clear()
             stand.sanitizer.clear()
             progress(f"running {topology}")
@@ -225,10 +222,10 @@ class Rig:
                 broke = error
                 results = stand.partial(built)
         except BaseException:
-            self._discard(topology)
+            self._discard(topology, worker)
             raise
         if broke is not None:
-            self._discard(topology)
+            self._discard(topology, worker)
         return Outcome(
             topology=topology,
             results=list(results),
@@ -239,9 +236,34 @@ class Rig:
             parameters=built.parameters,
         )
 
-    def _discard(self, topology: Topology) -> None:
+    def call(
+        self, options: Options, program: Callable[..., T], *arguments: Any, worker: str = ""
+    ) -> list[T]:
+        """Run a program of `rank_programs` on a model of every rank, and return what each says.
+
+        Raises:
+            SimError: the ranks broke.
+        """
+        try:
+            stand, built = self._built(options, worker, lambda text: None)
+            return list(stand.world.run(program, built.number, *arguments))
+        except BaseException:
+            self._discard(options.topology, worker)
+            raise
+
+    def _built(self, options: Options, worker: str, progress: Progress) -> tuple[Stand, Built]:
+        """A world with the model of these options."""
+        topology = options.topology
+        name = f"{topology.word} {worker}"
+        if name not in self._stands:
+            kind = "folded ranks" if self._processes is None else "processes over gloo"
+            progress(f"building {topology} on {topology.world_size} {kind}")
+        stand = self._stands.of(name, lambda: Stand(topology, self._models, self._processes))
+        return stand, stand.built(options, self.weights(options))
+
+    def _discard(self, topology: Topology, worker: str) -> None:
         """Let go of a world that broke: it can only be closed."""
-        stand = self._stands.pop(topology.word, None)
+        stand = self._stands.pop(f"{topology.word} {worker}", None)
         if stand is not None:
             stand.close()
 

@@ -88,6 +88,7 @@ def build(
         sequence_parallel=options.sp == "auto",
         aux=options.aux,
         numbering=numbering,
+        page=options.page,
     )
     for label, group in subject.labels().items():
         label_group(group, label)

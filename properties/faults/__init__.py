@@ -26,6 +26,7 @@ from properties.faults import (
     deployment_experts,
     final_gather,
     groups,
+    handover,
     layout,
     missing,
     operands,
@@ -52,6 +53,7 @@ CLASSES: Mapping[str, str] = {
     "H": "aliasing",
     "I": "wrong operand or parameter",
     "J": "KV caches and chosen blocks",
+    "K": "hand-over of KV caches",
 }
 """The catalogue's classes of fault, by letter."""
 
@@ -66,6 +68,7 @@ _OF_MODULE = {
     "H": (storage,),
     "I": (weights, operands),
     "J": (sparse,),
+    "K": (handover,),
 }
 _OF_NAME = {
     "dp-experts-reduced-before-scatter": "A",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from rankfold.commands.deployment import CHECK_DEFAULTS, check_workers, of_workers
 from rankfold.commands.model_options import add_model, options_of
 from rankfold.commands.refuse import broke, refuse, told
 
@@ -15,11 +16,16 @@ def add(commands: Any) -> None:
     add_model(check)
     check.add_argument(
         "--tokens",
-        default="8",
+        default=CHECK_DEFAULTS["tokens"],
         metavar="N",
         help="tokens of the batch (default 8); DP ranks share them unevenly, or as 5,0,1 says",
     )
-    check.add_argument("--sequences", type=int, default=1, help="sequences they are cut into")
+    check.add_argument(
+        "--sequences",
+        type=int,
+        default=CHECK_DEFAULTS["sequences"],
+        help="sequences they are cut into",
+    )
     check.add_argument(
         "--requests",
         type=int,
@@ -31,7 +37,10 @@ def add(commands: Any) -> None:
         "--decode", type=int, default=0, metavar="N", help="decode steps after the prompts"
     )
     check.add_argument(
-        "--aux", default="", metavar="IDS", help="aux hidden states to capture, such as 1,3"
+        "--aux",
+        default=CHECK_DEFAULTS["aux"],
+        metavar="IDS",
+        help="aux hidden states to capture, such as 1,3",
     )
     check.add_argument(
         "--against", metavar="TOPOLOGY", help="compare logprobs and tokens with this topology"
@@ -46,6 +55,8 @@ def _check(arguments: argparse.Namespace) -> int:
     from sim import SimError
 
     try:
+        if of_workers(arguments):
+            return check_workers(arguments)
         from rankfold.check import run_check
         from rankfold.render import render
 

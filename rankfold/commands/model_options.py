@@ -12,6 +12,11 @@ if TYPE_CHECKING:
 def add_model(command: Any) -> None:
     """Add the topology and the options of the model."""
     command.add_argument("topology", help="such as tp4, tp2pp2, tep4pp2")
+    add_sizes(command)
+
+
+def add_sizes(command: Any) -> None:
+    """Add the options of the model."""
     command.add_argument("--seed", type=int, default=0, help="of weights and tokens")
     command.add_argument(
         "--dtype", default="", help="float32 (default), bfloat16, float16, float64"
@@ -59,15 +64,16 @@ def options_of(arguments: argparse.Namespace, **more: Any) -> Options:
 
     return Options(
         topology=Topology.parse(arguments.topology),
-        seed=arguments.seed,
-        dtype=arguments.dtype,
-        layers=arguments.layers,
-        attention=arguments.attention,
-        moe_backend=arguments.moe_backend,
-        expert_dtype=arguments.expert_dtype,
-        sp=arguments.sp,
         chunk=arguments.chunk,
         against=Topology.parse(arguments.against) if arguments.against else None,
-        transport=arguments.transport,
+        **sizes_of(arguments),
         **more,
     )
+
+
+def sizes_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The fields of Options that `add_sizes` asks for, but the chunk."""
+    names = (
+        "seed", "dtype", "layers", "attention", "moe_backend", "expert_dtype", "sp", "transport",
+    )  # fmt: skip
+    return {name: getattr(arguments, name) for name in names}

@@ -1,4 +1,4 @@
-"""`rankfold recipe`: lint deployment recipes, and say what two of them differ in."""
+"""`rankfold recipe`: lint deployment recipes, tell two of them apart, and run one folded."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import json
 import sys
 from typing import Any
 
+from rankfold.commands.deployment import add_run
 from rankfold.errors import BAD_USAGE, FAILS, HOLDS
 
 
 def add(commands: Any) -> None:
-    """Add the command and its two forms to the command line."""
-    recipe = commands.add_parser("recipe", help="lint deployment recipes, and compare two")
+    """Add the command and its forms to the command line."""
+    recipe = commands.add_parser(
+        "recipe", help="lint deployment recipes, compare two, run one folded"
+    )
     forms = recipe.add_subparsers(metavar="FORM", required=True)
     lint = forms.add_parser(
         "lint",
@@ -41,6 +44,7 @@ def add(commands: Any) -> None:
     diff.add_argument("after", metavar="B", help="another of the same kind")
     diff.add_argument("--json", action="store_true", help="print the difference as JSON")
     diff.set_defaults(command=_diff)
+    add_run(forms)
 
 
 def _lint(arguments: argparse.Namespace) -> int:

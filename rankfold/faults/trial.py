@@ -8,13 +8,19 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
+from model.handover.wire import Disturbance
 from properties import Verdict
 from properties.faults import Fault
 from properties.faults.deployment import DeploymentFault
+from properties.faults.handover import HandOverFault
 from properties.faults.judged import judge_program
 from properties.faults.program import ProgramFault, spread
 from rankfold.corpus import batch_of
 from rankfold.data_parallel import examine
+from rankfold.deployment.check import examine as examine_deployment
+from rankfold.deployment.drive import Load
+from rankfold.deployment.fleet import Deployment
+from rankfold.deployment.load import mixed_load
 from rankfold.examiner import Examiner, References
 from rankfold.example import Example
 from rankfold.options import MEGA_MOE, Options
@@ -81,6 +87,8 @@ def unfit(fault: Fault) -> str:
     """Why rank processes cannot show a fault at all; "" if they can."""
     if isinstance(fault, ProgramFault):
         return "its stand-in program runs on folded ranks"
+    if isinstance(fault, HandOverFault):
+        return "what is handed over and when is decided beside the ranks, where no process looks"
     if "late" in dict(fault.needs):
         return "only folded ranks can be made to deliver late"
     return ""
@@ -163,6 +171,8 @@ def _runner(fault: Fault, references: References, pool: Pool | None) -> Runner:
         return _OfProgram(fault)
     if isinstance(fault, DeploymentFault):
         return _OfDeployment(fault, references, pool)
+    if isinstance(fault, HandOverFault):
+        return _OfHandOver(fault, references)
     return _OfModel(fault, references, pool)
 
 
@@ -261,6 +271,38 @@ class _OfDeployment(_OfDpRanks):
 
     def __exit__(self, *error: object) -> None:
         self._rig.close()
+
+
+class _OfHandOver:
+    """On workers that hand KV caches over: the number is that of requests."""
+
+    def __init__(self, fault: HandOverFault, references: References) -> None:
+        self._fault = fault
+        self.tokens: Sequence[int] = (fault.requests,)
+        self._rig = Rig(weights=references.weights)
+
+    def judge(self, word: str, tokens: int) -> Judged:
+        return examine_hand_overs(self._rig, word, tokens)
+
+    def smaller(self, tokens: int) -> Iterator[int]:
+        yield from (fewer for fewer in (1, 2, 4) if fewer < tokens)
+
+    def size(self, word: str, tokens: int) -> int:
+        return tokens
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._rig.close()
+
+
+def examine_hand_overs(rig: Rig, word: str, requests: int) -> Judged:
+    """What the checks say of a few requests that are handed over by a disturbed wire."""
+    deployment = Deployment.parse(word)
+    options = Options(topology=deployment.decode.topology, layers="dm", attention="model")
+    load = Load(requests=mixed_load(requests, 2, options.tiny, 0), disturbance=Disturbance())
+    return examine_deployment(rig, options, deployment, load)
 
 
 def dp_options(word: str, tokens: tuple[int, ...]) -> Options:

@@ -36,6 +36,11 @@ class Run:
     served: Served
     bounds: reference.Bounds
     """The reference's run of its sequences, which has followed its choices."""
+    name: str = ""
+    """What ran them; the topology if it is empty."""
+
+    def __str__(self) -> str:
+        return self.name or str(self.options.topology)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +48,7 @@ class _Apart:
     """How far two runs of one request agree."""
 
     delta: float
-    """Largest difference of a prompt logprob that has to agree."""
+    """Largest difference of a logprob that has to agree."""
     same: bool
     """Whether all tokens are the same."""
     note: str = ""
@@ -58,9 +63,15 @@ def exact(one: Options, other: Options) -> bool:
     return a == b
 
 
-def compare(one: Run, other: Run, sampling: Sampling) -> tuple[Verdict, report.Against]:
-    """Compare two runs of the same requests, both to their end."""
-    bitwise = exact(one.options, other.options)
+def compare(
+    one: Run, other: Run, sampling: Sampling, *, bitwise: bool | None = None
+) -> tuple[Verdict, report.Against]:
+    """Compare two runs of the same requests, both to their end.
+
+    bitwise: whether they have to agree bit for bit; None to tell by their topologies.
+    """
+    if bitwise is None:
+        bitwise = exact(one.options, other.options)
     allowed = 0.0 if bitwise else one.bounds.taps["logprobs"] + other.bounds.taps["logprobs"]
     found = [
         _bits(one.served, other.served, request)
@@ -73,11 +84,11 @@ def compare(one: Run, other: Run, sampling: Sampling) -> tuple[Verdict, report.A
     notes = [f"request {i}: {each.note}" for i, each in enumerate(found) if each.note]
     wrong = [f"request {i}: {each.wrong}" for i, each in enumerate(found) if each.wrong]
     how = "bit for bit" if bitwise else f"within rounding ({allowed:.2g})"
-    pair = f"{one.options.topology} and {other.options.topology}"
+    pair = f"{one} and {other}"
     verdict = Verdict(
         name="against",
         ok=not wrong,
-        what=f"tokens and prompt logprobs of {pair} "
+        what=f"tokens and logprobs of {pair} "
         + (f"are not equal {how}" if wrong else f"are equal {how}")
         + "".join(f"; {note}" for note in notes),
         where=wrong[0] if wrong else "",
@@ -86,7 +97,7 @@ def compare(one: Run, other: Run, sampling: Sampling) -> tuple[Verdict, report.A
         at="logprobs" if wrong else "",
     )
     return verdict, report.Against(
-        topology=other.options.topology.word,
+        topology=str(other),
         max_abs_delta=delta,
         bound=allowed,
         same_tokens=same,
@@ -122,6 +133,14 @@ def _request(one: Run, other: Run, sampling: Sampling, request: int, allowed: fl
     if not delta <= allowed:
         text = f"prompt logprobs differ by {delta:.3g}"
         return _Apart(delta=delta, same=same, wrong=text)
+    # The logprob of the n-th sampled token comes from row prompt - 1 + n.
+    sampled = max(0, min(len(mine) if count is None else count, position - prompt + 1))
+    logprobs = one.served.logprobs[request], other.served.logprobs[request]
+    apart = _largest(*(of_run[:sampled] for of_run in logprobs))
+    if not apart <= allowed:
+        text = f"logprobs of the same sampled tokens differ by {apart:.3g}"
+        return _Apart(delta=max(delta, apart), same=same, wrong=text)
+    delta = max(delta, apart)
     if count is None:
         return _Apart(delta=delta, same=True, note=what)
     row = prompt - 1 + count

@@ -114,5 +114,5 @@ def _placed(check: Verdict, served: Served, number: int) -> Verdict:
     for request, positions in of_requests.items():
         shown = ", ".join(map(str, positions[:SHOWN])) + (", ..." if len(positions) > SHOWN else "")
         plural = "s" if len(positions) > 1 else ""
-        where += f"; request {request}, position{plural} {shown}"
+        where += f"; {served.plan.name(request)}, position{plural} {shown}"
     return replace(check, where=f"{where}; {check.where}" if check.where else where)

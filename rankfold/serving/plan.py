@@ -57,6 +57,12 @@ class Plan:
     prompts: tuple[int, ...]
     """Of these the ones of its prompt."""
     steps: tuple[Step, ...]
+    names: tuple[str, ...] = ()
+    """What the requests are called, if not by their numbers."""
+
+    def name(self, request: int) -> str:
+        """A request in words."""
+        return self.names[request] if self.names else f"request {request}"
 
     def is_decode(self, part: Part) -> bool:
         """Whether a part is a token that was sampled before."""
@@ -69,9 +75,9 @@ class Plan:
     def describe(self, number: int) -> str:
         """A step in a few words, such as "step 3: 8 tokens of request 0, decode of request 1"."""
         said = [
-            f"decode of request {part.request}"
+            f"decode of {self.name(part.request)}"
             if self.is_decode(part)
-            else f"{part.length} prompt tokens of request {part.request}"
+            else f"{part.length} prompt tokens of {self.name(part.request)}"
             for part in self.steps[number].parts
         ]
         return f"step {number}: {', '.join(said)}"

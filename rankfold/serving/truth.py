@@ -8,6 +8,7 @@ the whole sequence, which the reference makes once, after the last step.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
@@ -38,22 +39,52 @@ def truths_of(
     The run's choices of experts and blocks are followed where they are legal.
     """
     whole, rows = whole_of(served), rows_by_step(served)
-    ranks = options.topology.tp
-    routing = _gathered(options, served, routing_of, rows, whole.tokens)
-    selection = _gathered(options, served, selection_of, rows, whole.tokens)
-    if any((chosen == MISSING).any() for chosen in (*routing.values(), *selection.values())):
-        # A step broke: what it did not choose any more, the reference chooses for it.
-        own = reference_of(options, weights, whole, ranks).result.taps
-        _fill(routing, own, "experts_chosen")
-        _fill(selection, own, "blocks_chosen")
-    bounds = reference_of(
-        options, weights, whole, ranks, Choices(routing=routing, selection=selection)
-    )
+    steps = [
+        Ran(options=options, batch=batch, outcome=outcome, rows=of_step)
+        for batch, outcome, of_step in zip(served.batches, served.outcomes, rows, strict=True)
+    ]
+    bounds = followed(options, weights, whole, steps, options.topology.tp)
     truths = [
         truth_from(options, outcome, rows_of(bounds, of_step))
         for outcome, of_step in zip(served.outcomes, rows, strict=True)
     ]
     return truths, bounds
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Ran:
+    """A step that ran on some ranks that have its tokens."""
+
+    options: Options
+    batch: Batch
+    outcome: Outcome
+    rows: torch.Tensor
+    """int64 [T]: the rows of the whole sequences that it is made of; -1 for one of another."""
+
+
+def followed(
+    options: Options,
+    weights: Mapping[str, torch.Tensor],
+    whole: Batch,
+    steps: Sequence[Ran],
+    ranks: int,
+) -> reference.Bounds:
+    """The reference's run of whole sequences, which follows what their steps chose.
+
+    Where several steps ran the same row the last one counts; a row that no step ran, as after one
+    that broke, is the reference's own choice.
+
+    ranks: how many ranks' addends a sum adds.
+    """
+    routing = _gathered(steps, routing_of, whole.tokens)
+    selection = _gathered(steps, selection_of, whole.tokens)
+    if any((chosen == MISSING).any() for chosen in (*routing.values(), *selection.values())):
+        own = reference_of(options, weights, whole, ranks).result.taps
+        _fill(routing, own, "experts_chosen")
+        _fill(selection, own, "blocks_chosen")
+    return reference_of(
+        options, weights, whole, ranks, Choices(routing=routing, selection=selection)
+    )
 
 
 def whole_of(served: Served) -> Batch:
@@ -76,20 +107,15 @@ MISSING = -2
 """Marks a choice that is not known; -1 is "no block"."""
 
 
-def _gathered(
-    options: Options,
-    served: Served,
-    chosen_of: ChosenOf,
-    rows: Sequence[torch.Tensor],
-    tokens: int,
-) -> dict[int, torch.Tensor]:
+def _gathered(steps: Sequence[Ran], chosen_of: ChosenOf, tokens: int) -> dict[int, torch.Tensor]:
     """What all steps chose, by layer, in the rows of the whole sequences."""
     gathered: dict[int, torch.Tensor] = {}
-    for batch, outcome, of_step in zip(served.batches, served.outcomes, rows, strict=True):
-        for layer, chosen in chosen_of(options, batch, outcome).items():
+    for step in steps:
+        for layer, chosen in chosen_of(step.options, step.batch, step.outcome).items():
             if layer not in gathered:
                 gathered[layer] = torch.full((tokens, *chosen.shape[1:]), MISSING)
-            gathered[layer][of_step] = chosen
+            known = step.rows >= 0
+            gathered[layer][step.rows[known]] = chosen[known]
     return gathered
 
 

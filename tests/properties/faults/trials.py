@@ -14,12 +14,13 @@ from model.taps import Captured
 from properties import Verdict
 from properties.faults import Fault
 from properties.faults.deployment import DeploymentFault
+from properties.faults.handover import HandOverFault
 from properties.faults.judged import judge_program
 from properties.faults.program import ProgramFault, spread
 from rankfold.data_parallel import examine
 from rankfold.examiner import Examiner, References
 from rankfold.example import Example
-from rankfold.faults.trial import dp_options, example_of, is_at
+from rankfold.faults.trial import dp_options, examine_hand_overs, example_of, is_at
 from rankfold.rig import Rig
 from sim import Topology
 from sim.buffers import same_bits
@@ -64,6 +65,10 @@ def headline(fault: Fault, word: str, tokens: tuple[int, ...] | None = None) -> 
 
     tokens: of DP ranks with tokens of their own, over and over; the fault's own by default.
     """
+    if isinstance(fault, HandOverFault):
+        prepare()
+        with fault.apply(), Rig(weights=REFERENCES.weights) as rig:
+            return examine_hand_overs(rig, word, fault.requests).headline
     topology = Topology.parse(word)
     if isinstance(fault, DeploymentFault):
         prepare()
@@ -106,7 +111,7 @@ def assert_no_trace(fault: Fault, word: str) -> None:
 
 
 def _before(fault: Fault, word: str) -> dict[str, torch.Tensor]:
-    if isinstance(fault, (ProgramFault, DeploymentFault)):
+    if isinstance(fault, (ProgramFault, DeploymentFault, HandOverFault)):
         return _taps(fault, word)
     return _first(example(fault, word))
 
@@ -119,6 +124,12 @@ def _first(one: Example) -> dict[str, torch.Tensor]:
 
 def _taps(fault: Fault, word: str) -> dict[str, torch.Tensor]:
     """Every tap of every rank of a run without the fault."""
+    if isinstance(fault, HandOverFault):
+        prepare()
+        with Rig(weights=REFERENCES.weights) as rig:
+            found = examine_hand_overs(rig, word, fault.requests)
+        assert found.headline is None, found.headline
+        return {tap.name: torch.tensor(tap.max_abs_err) for tap in found.taps}
     topology = Topology.parse(word)
     if isinstance(fault, DeploymentFault):
         prepare()

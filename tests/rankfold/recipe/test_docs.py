@@ -36,7 +36,7 @@ def test_a_shown_command_prints_what_is_shown(
 
 
 def test_the_page_shows_commands() -> None:
-    assert {command.split()[1] for command, _ in SHOWN} == {"lint", "diff"}
+    assert {command.split()[1] for command, _ in SHOWN} == {"lint", "diff", "run"}
 
 
 def test_the_page_has_every_rule() -> None:
