@@ -17,7 +17,8 @@ from rankfold.agreement import Seen, disagreement, see
 from rankfold.examiner import References
 from rankfold.example import Example
 from rankfold.faults.trial import example_of
-from rankfold.hunt.space import Space, all_topologies, quietly
+from rankfold.hunt.space import Space, quietly
+from rankfold.hunt.topologies import all_topologies
 from rankfold.processes import RankProcesses, new_pool
 from rankfold.rig import Rig
 from sim import Topology

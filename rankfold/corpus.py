@@ -21,47 +21,59 @@ from rankfold.options import Options
 from rankfold.run import Outcome
 from rankfold.serving.drive import Served
 from rankfold.serving.truth import rows_by_step, truths_of, whole_of
-from rankfold.truth import Truth, chose_as, reference_of, rows_of, truth_from, truth_of
+from rankfold.truth import (
+    Truth,
+    chose_as,
+    reference_of,
+    rows_of,
+    summed_ranks,
+    truth_from,
+    truth_of,
+)
 
 LONGEST = 17
 """Most tokens of a batch: a prime, and 2 TP + 1 at TP 8."""
 LENGTHS = (LONGEST, LONGEST // 2, LONGEST // 3)
 """Tokens of the texts: the n-th longest sequence of a batch has no more tokens than the n-th."""
-STARTS = (0, *accumulate(LENGTHS))
 
 
 @functools.cache
 def text(number: int, vocab: int) -> tuple[int, ...]:
-    """The token ids of a text, [LENGTHS[number]]; the same on every machine."""
+    """The token ids of a text; the same on every machine. Each DP rank has as many of its own as
+    there are LENGTHS."""
     generator = torch.Generator().manual_seed(7919 * (number + 1))
-    return tuple(torch.randint(vocab, (LENGTHS[number],), generator=generator).tolist())
+    length = LENGTHS[number % len(LENGTHS)]
+    return tuple(torch.randint(vocab, (length,), generator=generator).tolist())
 
 
-def batch_of(seq_lens: Sequence[int], vocab: int) -> tuple[int, ...]:
+def batch_of(seq_lens: Sequence[int], vocab: int, dp_rank: int = 0) -> tuple[int, ...]:
     """The token ids [T] of sequences of these lengths, each the start of a text of its own.
 
     Equal texts could give ranks equal shards, by chance; so the longest sequence has the longest
-    text, and so on.
+    text, and so on, and DP ranks have other texts.
     """
+    first = dp_rank * len(LENGTHS)
     longest_first = sorted(range(len(seq_lens)), key=lambda i: -seq_lens[i])
     number = {sequence: place for place, sequence in enumerate(longest_first)}
-    parts = [text(number[i], vocab)[:length] for i, length in enumerate(seq_lens)]
+    parts = [text(first + number[i], vocab)[:length] for i, length in enumerate(seq_lens)]
     return tuple(token for part in parts for token in part)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """The reference of all texts for one set of weights, dtype and TP degree."""
+    """The reference of all texts for one set of weights, dtype and number of ranks that sum."""
 
     texts: tuple[tuple[int, ...], ...]
     bounds: reference.Bounds
 
     @classmethod
     def of(cls, options: Options, weights: dict[str, torch.Tensor]) -> Corpus:
-        """Run the reference on all texts. `options` gives the model, dtype and TP degree."""
-        texts = tuple(text(number, options.tiny.vocab_size) for number in range(len(LENGTHS)))
-        whole = Batch.of([token for one in texts for token in one], LENGTHS)
-        return cls(texts=texts, bounds=reference_of(options, weights, whole, options.topology.tp))
+        """Run the reference on all texts. `options` gives the model, dtype and topology."""
+        count, vocab = options.topology.dp * len(LENGTHS), options.tiny.vocab_size
+        texts = tuple(text(number, vocab) for number in range(count))
+        whole = Batch.of([token for one in texts for token in one], [*map(len, texts)])
+        ranks = summed_ranks(options, options.topology)
+        return cls(texts=texts, bounds=reference_of(options, weights, whole, ranks))
 
     def truth(
         self, options: Options, weights: dict[str, torch.Tensor], batch: Batch, outcome: Outcome
@@ -98,13 +110,14 @@ class Corpus:
 
     def _rows(self, batch: Batch) -> torch.Tensor | None:
         """The rows of the whole texts that a batch is made of, int64 [T]; None if it is not."""
+        starts = [0, *accumulate(map(len, self.texts))]
         tokens, start = batch.token_ids.tolist(), 0
         rows: list[int] = []
         for length in batch.seq_lens:
             number = self._text_of(tokens[start : start + length])
             if number is None:
                 return None
-            rows += range(STARTS[number], STARTS[number] + length)
+            rows += range(starts[number], starts[number] + length)
             start += length
         return torch.tensor(rows, dtype=torch.int64)
 

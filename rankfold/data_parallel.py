@@ -50,6 +50,7 @@ def check_dp_step(
     options: Options,
     progress: Progress,
     *,
+    batches: Batches | None = None,
     schedule: Schedule | None = None,
     fault: str | None = None,
 ) -> report.Report:
@@ -58,6 +59,7 @@ def check_dp_step(
     Args:
         options: the model and its topology.
         progress: told what is being done.
+        batches: of the DP ranks; drawn from the seed by default.
         schedule: of folded ranks and messages; the plain one by default.
         fault: the name of a fault to switch on.
 
@@ -65,7 +67,7 @@ def check_dp_step(
         As `rankfold.check.run_check`.
     """
     started = time.perf_counter()
-    batches = batches_of(options)
+    batches = batches or batches_of(options)
     with ready_rig(options, progress, fault) as rig:
         outcome = rig.step(options, batches, progress, schedule)
         progress("computing the references in float64")
@@ -106,7 +108,7 @@ def judged_step(
         related = _related(rig, options, batches, progress)
     judged = [
         judge(
-            _options(options, batch),
+            of_rank(options, batch),
             view(outcome, dp_rank),
             truths[dp_rank],
             related=related[dp_rank],
@@ -193,7 +195,7 @@ def _merged(
     )
 
 
-def _options(options: Options, batch: Batch) -> Options:
+def of_rank(options: Options, batch: Batch) -> Options:
     """As if a DP rank's batch were all that ran."""
     return replace(
         options, tokens=batch.tokens, dp_tokens=(), sequences=max(1, len(batch.seq_lens))
@@ -202,7 +204,7 @@ def _options(options: Options, batch: Batch) -> Options:
 
 def _truth(rig: Rig, options: Options, batches: Batches, outcome: Outcome, dp_rank: int) -> Truth:
     batch = batches[dp_rank]
-    return truth_of(_options(options, batch), rig.weights(options), batch, view(outcome, dp_rank))
+    return truth_of(of_rank(options, batch), rig.weights(options), batch, view(outcome, dp_rank))
 
 
 def _related(
@@ -216,9 +218,9 @@ def _related(
     related: list[list[Related]] = [[] for _ in batches]
     for parity in range(2):
         relations = [
-            _tokens_change(options, batch)
+            tokens_change(options, batch)
             if dp_rank % 2 == parity and batch.tokens
-            else _others_change(batch)
+            else others_change(batch)
             for dp_rank, batch in enumerate(batches)
         ]
         _run(rig, options, relations, related, progress)
@@ -226,18 +228,20 @@ def _related(
         fits = [possible(name, batch.tokens, len(batch.seq_lens)) for batch in batches]
         if any(fits):
             made = [
-                relate(name, batch, options.tiny.vocab_size) if fit else _others_change(batch)
+                relate(name, batch, options.tiny.vocab_size) if fit else others_change(batch)
                 for batch, fit in zip(batches, fits, strict=True)
             ]
             _run(rig, options, made, related, progress, judged=fits)
     return related
 
 
-def _tokens_change(options: Options, batch: Batch) -> Relation:
+def tokens_change(options: Options, batch: Batch) -> Relation:
+    """The tokens of a DP rank change."""
     return tokens_changed(batch, batch.tokens // 2, options.tiny.vocab_size)
 
 
-def _others_change(batch: Batch) -> Relation:
+def others_change(batch: Batch) -> Relation:
+    """Those of other DP ranks do, and its own must not notice."""
     return Relation(
         change="other DP ranks' tokens change",
         base=batch,
@@ -273,7 +277,7 @@ def _run(
         bounds = None
         if (options.mega or not relation.in_place) and all(o.broke is None for o in outcomes):
             bounds = [
-                truth_of(_options(options, batch), rig.weights(options), batch, seen).bounds
+                truth_of(of_rank(options, batch), rig.weights(options), batch, seen).bounds
                 for batch, seen in zip(relation.derived, mine, strict=True)
             ]
         related[dp_rank].append(Related(relation=relation, outcomes=mine, bounds=bounds))
@@ -303,7 +307,7 @@ def _against(
             dp_rank = start + i
             bound = truths[dp_rank].bounds["logprobs"]
             mine, theirs = view(outcome, dp_rank), view(ran, i)
-            found.append(verdicts.against(_options(options, batch), batch, mine, theirs, bound))
+            found.append(verdicts.against(of_rank(options, batch), batch, mine, theirs, bound))
     worst = max(found, key=lambda pair: (not pair[0].ok, pair[1].max_abs_delta))
     dp_rank = found.index(worst)
     verdict = replace(worst[0], what=f"DP rank {dp_rank}: {worst[0].what}")

@@ -10,6 +10,7 @@ import torch
 from model.batch import Batch
 from properties.headline import broken
 from rankfold.corpus import Corpus
+from rankfold.dp_example import judge_on_dp_ranks
 from rankfold.example import Example
 from rankfold.judge import Judgement, Related, judge
 from rankfold.options import Options
@@ -21,7 +22,7 @@ from rankfold.serving.check import on
 from rankfold.serving.drive import Served, serve
 from rankfold.serving.judge import judge_steps
 from rankfold.serving.relate import related_steps
-from rankfold.truth import Truth
+from rankfold.truth import Truth, summed_ranks
 from sim import SimError
 
 
@@ -45,7 +46,8 @@ class References:
         return self._corpus(options, weights).truths(options, weights, served)
 
     def _corpus(self, options: Options, weights: dict[str, torch.Tensor]) -> Corpus:
-        key = options.weights_key, options.topology.tp
+        topology = options.topology
+        key = options.weights_key, topology.dp, summed_ranks(options, topology)
         return self._corpora.of(key, lambda: Corpus.of(options, weights))
 
 
@@ -68,6 +70,8 @@ class Examiner:
         options, batch = example.options(), example.batch()
         if example.in_steps:
             return self._in_steps(example, options)
+        if example.dp_seqs:
+            return self._on_dp_ranks(example, options)
         relation = None
         if example.relation:
             relation = relate(example.relation, batch, options.tiny.vocab_size)
@@ -89,6 +93,15 @@ class Examiner:
             bounds = [truth.bounds] * len(derived)
             related = [Related(relation=relation, outcomes=derived, bounds=bounds)]
         return judge(options, outcome, truth, related=related, set_known_aside=True)
+
+    def _on_dp_ranks(self, example: Example, options: Options) -> Judgement:
+        def truth_of(of_rank: Options, batch: Batch, outcome: Outcome) -> Truth:
+            return self._references.truth(self._rig, of_rank, batch, outcome)
+
+        try:
+            return judge_on_dp_ranks(self._rig, example, options, truth_of)
+        except SimError as error:
+            return Judgement(checks=[broken(error)], taps=[])
 
     def _in_steps(self, example: Example, options: Options) -> Judgement:
         run = on(self._rig, options, schedule=example.run_schedule())

@@ -12,7 +12,7 @@ from model.batch import Batch
 from model.subject import check
 from model.tiny import ShapeError
 from rankfold.errors import UsageError
-from rankfold.options import MOST_REQUESTS, MOST_TOKENS, Options, one_dp_rank
+from rankfold.options import MOST_REQUESTS, MOST_TOKENS, Options
 from rankfold.relate import RELATIONS
 from rankfold.serving.plan import Plan, decode_first, plan_of
 from sim import Schedule, Topology
@@ -41,6 +41,8 @@ class Example(BaseModel):
     token_ids: tuple[Count, ...] = Field(default=(), strict=False)
     seq_lens: tuple[Count, ...] = Field(default=(0,), strict=False)
     """Tokens of each sequence, in the order of `token_ids`."""
+    dp_seqs: tuple[Count, ...] = Field(default=(), strict=False)
+    """How many of the sequences each DP rank has; () where there is one DP rank."""
     chunk: Count = 0
     """Most tokens of a sequence that a step brings before its decode steps; 0 is all of them."""
     decode: Count = 0
@@ -69,13 +71,20 @@ class Example(BaseModel):
             )
         if self.tokens > MOST_TOKENS:
             raise UsageError(f"{self.tokens} tokens: use 0 to {MOST_TOKENS}")
-        if len(self.seq_lens) > MOST_REQUESTS:
-            raise UsageError(f"{len(self.seq_lens)} sequences: use 1 to {MOST_REQUESTS}")
+        topology = Topology.parse(self.topology)
+        if topology.dp > 1:
+            self._check_dp(topology)
+        elif self.dp_seqs:
+            raise UsageError(f"dp_seqs {list(self.dp_seqs)}: {topology} has one DP rank; use []")
+        most = max(self.dp_seqs or [len(self.seq_lens)])
+        if most > MOST_REQUESTS:
+            raise UsageError(f"{most} sequences: use 1 to {MOST_REQUESTS}")
         self._check_steps()
         options = Options(
-            topology=Topology.parse(self.topology),
+            topology=topology,
             tokens=self.tokens,
-            sequences=max(1, min(len(self.seq_lens), self.tokens)),
+            dp_tokens=tuple(batch.tokens for batch in self.batches()) if self.dp_seqs else (),
+            sequences=1 if self.dp_seqs else max(1, min(len(self.seq_lens), self.tokens)),
             seed=self.weights,
             dtype=self.dtype,
             layers=self.layers,
@@ -85,7 +94,6 @@ class Example(BaseModel):
             sp=self.sp,
             aux=self.aux,
         )
-        one_dp_rank(options.topology, "an example of the search")
         check(options.tiny, options.topology)
         largest = max(self.token_ids, default=0)
         if largest >= options.tiny.vocab_size:
@@ -94,12 +102,26 @@ class Example(BaseModel):
             )
         return options
 
+    def _check_dp(self, topology: Topology) -> None:
+        if len(self.dp_seqs) != topology.dp or sum(self.dp_seqs) != len(self.seq_lens):
+            raise UsageError(
+                f"dp_seqs {list(self.dp_seqs)}: give a number for each of the {topology.dp} DP "
+                f"ranks of {topology}, {len(self.seq_lens)} sequences in all"
+            )
+        if self.in_steps:
+            raise UsageError(f"chunk and decode: {topology} has DP ranks; use 0, or rankfold check")
+        if self.relation not in ("", RELATIONS[0]):
+            raise UsageError(
+                f"relation {self.relation!r}: on DP ranks use {RELATIONS[0]!r}, or none"
+            )
+
     def _check_steps(self) -> None:
         if not self.in_steps:
-            if self.attention != "dense" and self.seq_lens != decode_first(self.seq_lens):
-                raise UsageError(
-                    f"seq_lens {list(self.seq_lens)}: with sparse attention use ones of 1 first"
-                )
+            for batch in self.batches():
+                if self.attention != "dense" and batch.seq_lens != decode_first(batch.seq_lens):
+                    raise UsageError(
+                        f"seq_lens {list(self.seq_lens)}: with sparse attention use ones of 1 first"
+                    )
             return
         if not (self.tokens and min(self.seq_lens)):
             raise UsageError("chunk and decode: every sequence needs one token or more")
@@ -109,6 +131,15 @@ class Example(BaseModel):
     def batch(self) -> Batch:
         """All tokens in one step."""
         return Batch.of(self.token_ids, self.seq_lens)
+
+    def batches(self) -> tuple[Batch, ...]:
+        """Likewise, of each DP rank."""
+        made, start, first = [], 0, 0
+        for count in self.dp_seqs or (len(self.seq_lens),):
+            lens = self.seq_lens[first : first + count] or (0,)
+            made.append(Batch.of(self.token_ids[start : start + sum(lens)], lens))
+            start, first = start + sum(lens), first + count
+        return tuple(made)
 
     @property
     def in_steps(self) -> bool:
@@ -133,6 +164,9 @@ class Example(BaseModel):
     def __str__(self) -> str:
         """In one line, what differs from the plain case last."""
         said = f"{self.topology}, {self.tokens} tokens"
+        if self.dp_seqs:
+            counts = ", ".join(str(batch.tokens) for batch in self.batches())
+            said += f" on DP ranks ({counts})"
         if len(self.seq_lens) > 1:
             said += f" in sequences of {', '.join(map(str, self.seq_lens))}"
         said += f", layers {self.layers}, {self.dtype}"

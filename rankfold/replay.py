@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from properties import Verdict
 from properties.faults import UnknownFault, find
 from rankfold.check import check_step
+from rankfold.data_parallel import check_dp_step
 from rankfold.errors import UsageError
 from rankfold.example import Example
 from rankfold.files import write_whole
@@ -104,7 +105,7 @@ class Replay(BaseModel):
             raise UsageError(f"{path}: {place}: {first['msg']}") from None
         try:
             options = replay.example.options()
-            if replay.example.relation:
+            if replay.example.relation and not replay.example.dp_seqs:
                 relate(replay.example.relation, replay.example.batch(), options.tiny.vocab_size)
             if replay.fault is not None:
                 find(replay.fault)
@@ -148,6 +149,14 @@ def run_replay(path: Path, progress: Progress, *, transport: str = "folded") -> 
             progress,
             schedule=example.run_schedule(),
             relation=bool(example.relation),
+            fault=replay.fault,
+        )
+    elif example.dp_seqs:
+        shown = check_dp_step(
+            options,
+            progress,
+            batches=example.batches(),
+            schedule=example.run_schedule(),
             fault=replay.fault,
         )
     else:

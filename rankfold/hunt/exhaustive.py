@@ -16,8 +16,8 @@ from rankfold.corpus import batch_of
 from rankfold.examiner import Examiner
 from rankfold.example import Example
 from rankfold.hunt.search import Failure
-from rankfold.hunt.space import all_topologies, size
 from rankfold.hunt.tally import Tally
+from rankfold.hunt.topologies import all_topologies, size
 from rankfold.options import MEGA_MOE, Options
 from sim import Topology
 

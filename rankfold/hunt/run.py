@@ -76,7 +76,8 @@ class HuntOptions:
         if self.seed < 0:
             raise UsageError(f"--seed {self.seed}: use 0 or more")
         for topology in self.topologies:
-            one_dp_rank(topology, "the search")
+            if self.exhaustive:
+                one_dp_rank(topology, "the exhaustive scope")
             layers = "dm" * max(1, topology.pp)
             check(Options(topology=topology, layers=layers).tiny, topology)
 

@@ -6,7 +6,6 @@ the first of each, so to the fewest ranks, the fewest tokens and the plainest mo
 
 from __future__ import annotations
 
-import functools
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -16,20 +15,19 @@ from typing import Any, TypeVar
 from hypothesis import HealthCheck, Phase, Verbosity, settings
 from hypothesis import strategies as st
 
-from rankfold.corpus import LENGTHS, LONGEST, batch_of
+from rankfold.corpus import LENGTHS, LONGEST
 from rankfold.errors import UsageError
 from rankfold.example import Example
-from rankfold.hunt.tally import steps_word
-from rankfold.options import DTYPES, EXPERT_DTYPES, MEGA_MOE, MOE_BACKENDS, Options
+from rankfold.hunt.tally import DP_WORDS, steps_word
+from rankfold.hunt.tokens import cut, laid, spread, vocabulary
+from rankfold.hunt.topologies import DEGREES, all_topologies, size
+from rankfold.options import DTYPES, EXPERT_DTYPES, MEGA_MOE, MOE_BACKENDS
 from rankfold.relate import RELATIONS, possible
 from rankfold.serving.plan import decode_first
 from sim import Topology
 
 T = TypeVar("T")
 
-MOST_RANKS = 8
-DEGREES = (1, 2, 4, 8)
-"""TP degrees that the tiny model divides by."""
 PATTERNS = tuple("".join(p) for count in (1, 2, 3) for p in product("dm", repeat=count))
 """Layers; a topology with more stages than a pattern has letters repeats it."""
 SEEDS = (0, 1)
@@ -57,26 +55,6 @@ ONLY = {
 """The dimensions that can be held to one value, and what of a space holds their values."""
 
 
-def all_topologies(stages: Iterable[int] = DEGREES) -> list[Topology]:
-    """Every topology up to 8 ranks that the driver runs: TP and PP, with EP where TP > 1.
-
-    stages: the PP degrees.
-    """
-    return sorted(
-        (
-            Topology(tp=tp, pp=pp, ep=ep)
-            for tp, pp, ep in product(DEGREES, stages, (False, True))
-            if tp * pp <= MOST_RANKS and not (ep and tp == 1)
-        ),
-        key=size,
-    )
-
-
-def size(topology: Topology) -> tuple[int, int, bool, str]:
-    """How large a topology is: ranks, then stages, then whether experts are spread."""
-    return topology.world_size, topology.pp, topology.ep, topology.word
-
-
 @dataclass(frozen=True, kw_only=True)
 class Space:
     """What is drawn; each choice from the plain to the special."""
@@ -100,7 +78,8 @@ class Space:
     @classmethod
     def of(cls, topologies: Sequence[Topology] = ()) -> Space:
         """The space over some topologies; over all by default."""
-        chosen = {topology.word: topology for topology in topologies or all_topologies()}
+        every = topologies or all_topologies(replicas=DEGREES)
+        chosen = {topology.word: topology for topology in every}
         return cls(topologies=tuple(sorted(chosen.values(), key=size)))
 
     def only(self, held: Iterable[str]) -> Space:
@@ -146,8 +125,10 @@ class Space:
         plain.sort(key=lambda case: (-axes(case[0]), size(case[0]), case[1] != MEGA_MOE))
         return [
             self._rich(topology, backend, steps)
+            for replicated in (False, True)
             for steps in (self.steps[0], self.steps[-1])
             for topology, backend in plain
+            if (topology.dp > 1) == replicated and not (replicated and any(steps))
         ]
 
     def _rich(self, topology: Topology, backend: str, steps: tuple[int, int]) -> Example:
@@ -156,6 +137,11 @@ class Space:
         tokens = min(self.most_tokens if any(steps) else 2 * topology.tp + 1, self.most_tokens)
         seq_lens = (tokens - 2, 2) if tokens > 2 else (tokens,)
         mega = backend == MEGA_MOE
+        by_rank: list[tuple[int, ...]] = [seq_lens]
+        if topology.dp > 1:
+            # Uneven: the last DP rank has most, and where there are more than two the first none.
+            others: list[tuple[int, ...]] = [(max(1, tokens // 2),)] * (topology.dp - 1)
+            by_rank = [*others, seq_lens] if topology.dp == 2 else [(), *others[1:], seq_lens]
         return Example(
             topology=topology.word,
             layers=layers,
@@ -165,8 +151,7 @@ class Space:
             chunk=steps[0],
             decode=steps[1],
             aux=(1, len(layers) - 1),
-            token_ids=batch_of(seq_lens, _vocabulary(mega)),
-            seq_lens=seq_lens,
+            **laid(by_rank, vocabulary(mega)),
             late=True,
             relation=RELATIONS[0],
         )
@@ -186,9 +171,13 @@ class Space:
     def below(self, example: Example) -> Space:
         """What is no larger than an example in any dimension, and takes few models to search."""
         top = Topology.parse(example.topology)
-        smaller = (t for t in all_topologies() if t.tp <= top.tp and t.pp <= top.pp)
+        smaller = (
+            t
+            for t in all_topologies(replicas=[d for d in DEGREES if d <= top.dp])
+            if t.tp <= top.tp and t.pp <= top.pp
+        )
         if top.ep:
-            smaller = (t for t in smaller if t.ep or t.tp == 1)
+            smaller = (t for t in smaller if t.ep or t.tp * t.dp == 1)
         kept = {t.word: t for t in (*smaller, top)}
         return Space(
             topologies=tuple(sorted(kept.values(), key=size)),
@@ -209,13 +198,17 @@ class Space:
     def expected(self) -> dict[str, set[str]]:
         """For each dimension the values that a healthy search meets; see `tally.py`."""
         mega = MEGA_MOE in self.backends and any(t.ep for t in self.topologies)
+        alone, replicated = (
+            {t.word for t in self.topologies if (t.dp > 1) == several} for several in (False, True)
+        )
         return {
             "topology": {t.word for t in self.topologies},
             "tokens": {str(tokens) for tokens in range(self.most_tokens + 1)},
+            "dp_tokens": {*(["one rank"] if alone else []), *(DP_WORDS if replicated else [])},
             "sequences": {str(count + 1) for count in range(len(LENGTHS))},
             "layers": {_layers(p, t.pp) for p in self.patterns for t in self.topologies},
             "attention": set(self.attentions),
-            "steps": {steps_word(chunk, decode) for chunk, decode in self.steps},
+            "steps": {steps_word(*steps) for steps in (self.steps if alone else self.steps[:1])},
             "dtype": set(self.dtypes),
             "moe_backend": {"auto", MEGA_MOE} if mega else {"auto"},
             "expert_dtype": set(EXPERT_DTYPES) if mega else {"bf16"},
@@ -223,7 +216,7 @@ class Space:
             "aux": {str(count) for count in range(MOST_AUX + 1)},
             "weights": {str(seed) for seed in self.seeds},
             "schedule": {"plain", "permuted", "late", "permuted, late"},
-            "relation": {"", *RELATIONS},
+            "relation": {"", *(RELATIONS if alone else RELATIONS[:1])},
         }
 
 
@@ -263,14 +256,18 @@ def _examples(draw: st.DrawFn, space: Space) -> Example:
     expert_dtype = draw(st.sampled_from(space.expert_dtypes)) if mega else "bf16"
     sp = draw(st.sampled_from(space.sequence_parallel)) if mega and topology.tp > 1 else "auto"
     aux = draw(st.lists(st.integers(0, len(layers)), max_size=MOST_AUX, unique=True))
-    seq_lens = _cut(draw, tokens)
+    by_rank = [cut(draw, count) for count in spread(draw, tokens, topology.dp)]
     attention = draw(st.sampled_from(space.attentions))
-    chunk, decode = _steps(draw, space.steps) if tokens > 1 else (0, 0)
+    one_step = tokens < 2 or topology.dp > 1
+    chunk, decode = (0, 0) if one_step else _steps(draw, space.steps)
     if attention != "dense" and not (chunk or decode):
-        seq_lens = decode_first(seq_lens)
-    vocab = _vocabulary(mega)
-    relations = tuple(name for name in space.relations if possible(name, tokens, len(seq_lens)))
-    if chunk or decode:
+        by_rank = [decode_first(of_rank) for of_rank in by_rank]
+    if topology.dp > 1:
+        # A DP rank without tokens has no sequence.
+        by_rank = [of_rank if any(of_rank) else () for of_rank in by_rank]
+    seq_lens = by_rank[0]
+    relations = tuple(n for n in space.relations if possible(n, tokens, len(seq_lens)))
+    if chunk or decode or topology.dp > 1:
         relations = tuple(name for name in relations if name == RELATIONS[0])
     return Example(
         topology=topology.word,
@@ -284,8 +281,7 @@ def _examples(draw: st.DrawFn, space: Space) -> Example:
         sp=sp,
         aux=tuple(sorted(aux)),
         weights=draw(st.sampled_from(space.seeds)),
-        token_ids=batch_of(seq_lens, vocab),
-        seq_lens=seq_lens,
+        **laid(by_rank, vocabulary(mega)),
         schedule=draw(st.none() | st.integers(0, SCHEDULES - 1)) if space.schedules else None,
         late=draw(st.booleans()) if space.late else False,
         relation=draw(st.sampled_from(("",) * PLAIN_RELATIONS + relations)),
@@ -296,23 +292,3 @@ def _steps(draw: st.DrawFn, steps: tuple[tuple[int, int], ...]) -> tuple[int, in
     """(chunk, decode), most often those of one step."""
     plain = steps[:1] if any(steps[0]) else steps[:1] * PLAIN_STEPS
     return draw(st.sampled_from(plain + steps[1:]))
-
-
-@functools.cache
-def _vocabulary(mega: bool) -> int:
-    backend = MEGA_MOE if mega else "auto"
-    word = "tep2" if mega else "tp1"
-    return Options(topology=Topology.parse(word), moe_backend=backend).tiny.vocab_size
-
-
-def _cut(draw: st.DrawFn, tokens: int) -> tuple[int, ...]:
-    """Lengths of sequences of at least one token each, or of one empty sequence."""
-    most = min(len(LENGTHS), max(1, tokens))
-    count = draw(st.integers(1, most))
-    if count == 1:
-        return (tokens,)
-    cuts = draw(
-        st.lists(st.integers(1, tokens - 1), min_size=count - 1, max_size=count - 1, unique=True)
-    )
-    ends = [0, *sorted(cuts), tokens]
-    return tuple(ends[i + 1] - ends[i] for i in range(count))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from rankfold.example import Example
@@ -16,6 +16,7 @@ def dimensions(example: Example) -> dict[str, str]:
     return {
         "topology": example.topology,
         "tokens": str(example.tokens),
+        "dp_tokens": dp_word([batch.tokens for batch in example.batches()]),
         "sequences": str(len(example.seq_lens)),
         "layers": example.layers,
         "attention": example.attention,
@@ -29,6 +30,21 @@ def dimensions(example: Example) -> dict[str, str]:
         "schedule": ", ".join(filter(None, (order, "late" if example.late else ""))) or "plain",
         "relation": example.relation,
     }
+
+
+DP_WORDS = ("even", "uneven", "some idle", "all idle")
+"""How tokens may lie over several DP ranks."""
+
+
+def dp_word(tokens: Sequence[int]) -> str:
+    """How tokens lie over DP ranks, in words."""
+    if len(tokens) == 1:
+        return "one rank"
+    if not any(tokens):
+        return "all idle"
+    if not all(tokens):
+        return "some idle"
+    return "even" if len(set(tokens)) == 1 else "uneven"
 
 
 def steps_word(chunk: int, decode: int) -> str:

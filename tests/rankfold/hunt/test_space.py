@@ -9,8 +9,9 @@ from hypothesis import HealthCheck, Phase, find, given, settings
 from rankfold.corpus import LENGTHS, LONGEST, batch_of
 from rankfold.errors import UsageError
 from rankfold.example import Example
-from rankfold.hunt.space import PATTERNS, Space, all_topologies
-from rankfold.hunt.tally import Tally, token_class
+from rankfold.hunt.space import PATTERNS, Space
+from rankfold.hunt.tally import DP_WORDS, Tally, dp_word, token_class
+from rankfold.hunt.topologies import DEGREES, all_topologies
 from rankfold.options import MEGA_MOE
 from rankfold.relate import RELATIONS
 from sim import Topology
@@ -27,6 +28,9 @@ def test_every_example_makes_sense(example: Example) -> None:
     assert sum(example.seq_lens) == example.tokens <= LONGEST
     assert all(length > 0 for length in example.seq_lens) or example.tokens == 0
     assert example.batch().tokens == example.tokens
+    batches = example.batches()
+    assert len(batches) == options.topology.dp
+    assert tuple(batch.tokens for batch in batches) == options.tokens_by_dp_rank
 
 
 def test_all_topologies_have_up_to_eight_ranks_and_each_kind() -> None:
@@ -35,6 +39,43 @@ def test_all_topologies_have_up_to_eight_ranks_and_each_kind() -> None:
     assert len(words) == len(all_topologies()) == 16
     sizes = [topology.world_size for topology in all_topologies()]
     assert sizes == sorted(sizes) and sizes[-1] == 8
+
+
+def test_dp_ranks_come_with_all_others_axes() -> None:
+    found = all_topologies(replicas=DEGREES)
+    words = {topology.word for topology in found if topology.dp > 1}
+    assert {"dp2", "dep2", "dep8", "dp2tp2", "dp2tep2", "dp4tp2", "dep2pp2", "dp2tp2pp2"} <= words
+    assert all(topology.world_size <= 8 for topology in found)
+    assert [t for t in found if t.dp == 1] == all_topologies() == found[:16]
+
+
+def test_tokens_lie_over_dp_ranks_in_every_way() -> None:
+    drawn: set[str] = set()
+
+    @settings(max_examples=200, deadline=None, database=None, derandomize=True)
+    @given(Space.of([Topology.parse("dep2")]).examples())
+    def draw(example: Example) -> None:
+        drawn.add(dp_word([batch.tokens for batch in example.batches()]))
+        assert not example.in_steps and example.relation in ("", RELATIONS[0])
+
+    draw()
+    assert drawn == {*DP_WORDS}
+    assert dp_word([4]) == "one rank"
+
+
+def test_dp_ranks_have_different_texts() -> None:
+    """Equal shards would look like what is whole on every rank."""
+    found = [batch_of((6, 2), 256, dp_rank) for dp_rank in range(8)]
+    assert len({*found}) == 8 and found[0] == batch_of((6, 2), 256)
+
+
+def test_what_fails_on_dp_ranks_shrinks_to_few_of_them() -> None:
+    found = find(
+        SPACE.examples(),
+        lambda example: len(example.dp_seqs) > 1 and example.tokens > 1,
+        settings=settings(database=None, phases=(Phase.generate, Phase.shrink)),
+    )
+    assert (found.topology, found.tokens) == ("dp2", 2)
 
 
 def test_what_is_found_shrinks_to_the_plainest() -> None:
