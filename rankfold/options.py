@@ -25,6 +25,8 @@ MOE_BACKENDS = ("auto", MEGA_MOE)
 EXPERT_DTYPES = ("bf16", "mxfp8")
 
 TRANSPORTS = ("folded", "gloo")
+LAUNCHED = ("nccl", "gloo-gpu")
+"""What ranks that a launcher has started on GPUs may talk over as well."""
 
 MOST_REQUESTS = 8
 """Requests that a subject's KV caches have room for at a time."""
@@ -73,7 +75,8 @@ class Options:
     page: int = 0
     """Tokens of a page of the KV caches; 0 is a block of sparse attention."""
     transport: str = "folded"
-    """What the ranks are: threads of this process in turns, or processes over gloo."""
+    """What the ranks are: threads of this process in turns, or processes over gloo; or as they were
+    launched, see LAUNCHED."""
 
     def __post_init__(self) -> None:
         if not self.dtype:
@@ -83,7 +86,8 @@ class Options:
         _one_of("--expert-dtype", self.expert_dtype, EXPERT_DTYPES)
         _one_of("--sp", self.sp, ("auto", "off"))
         _one_of("--attention", self.attention, ATTENTIONS)
-        _one_of("--transport", self.transport, TRANSPORTS)
+        if self.transport not in LAUNCHED:
+            _one_of("--transport", self.transport, TRANSPORTS)
         if self.mega and self.dtype != "bfloat16":
             raise UsageError(f"{MEGA_MOE} returns bfloat16; use --dtype bfloat16")
         if self.mega and not self.topology.ep and "m" in self.layers:

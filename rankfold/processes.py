@@ -79,6 +79,11 @@ def launched(pool: Pool) -> Iterator[None]:
         _launched.pop()
 
 
+def are_launched() -> bool:
+    """Whether `rank_processes` are those of a launcher."""
+    return bool(_launched)
+
+
 def _prepare() -> None:
     torch.set_num_threads(1)
     # With the overrides of folded ranks: vLLM's shared-memory queue would outlive a rank that is

@@ -11,8 +11,8 @@ from model import overlay
 from model.subject import check, prepare
 from properties.faults import find
 from rankfold.errors import UsageError
-from rankfold.options import Options
-from rankfold.processes import rank_processes
+from rankfold.options import LAUNCHED, Options
+from rankfold.processes import are_launched, rank_processes
 from rankfold.rig import Rig
 from rankfold.run import Progress
 
@@ -35,7 +35,12 @@ def ready_rig(
     progress("importing vLLM")
     with ExitStack() as stack:
         processes = None
-        if options.transport == "gloo":
+        if options.transport != "folded":
+            if options.transport in LAUNCHED and not are_launched():
+                raise UsageError(
+                    f"--transport {options.transport}: start the ranks with torchrun, as in "
+                    "torchrun --nproc-per-node 4 -m rankfold worker check tep4"
+                )
             processes = stack.enter_context(rank_processes(fault))
         if processes is None or options.sp == "off":
             prepare()

@@ -62,8 +62,7 @@ def _worker(inner: Inner, arguments: argparse.Namespace) -> int:
     from sim.launched import LaunchError
 
     def command(place: Place) -> int:
-        # The ranks are processes; which, `run_worker` has settled.
-        arguments.transport, arguments.ran_over = "gloo", place.transport
+        arguments.transport = arguments.ran_over = place.transport
         return inner(arguments)
 
     try:

@@ -43,6 +43,7 @@ def test_one_gpu_agrees_with_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_a_worker_checks_on_the_gpu() -> None:
     ended = torchrun(1, "rankfold", "worker", "check", "tp1", "--device", "cuda", "--json")
     assert ended.returncode == 0, ended.stdout
+    assert '"transport": "nccl"' in ended.stdout
 
 
 @pytest.mark.gpu(count=2)

@@ -114,3 +114,12 @@ def test_a_rank_has_a_gpu_for_itself_or_shares_one(
 def test_a_device_that_is_not_there(asked: str, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         Place.of(Launch.of(LAUNCH), asked, 0)
+
+
+@pytest.mark.parametrize("transport", ["nccl", "gloo-gpu"])
+def test_what_only_a_launcher_has_is_not_to_be_asked_for(
+    transport: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", "tp2", "--transport", transport]) == 2
+    err = capsys.readouterr().err
+    assert "start the ranks with torchrun" in err and len(err.strip().splitlines()) == 1
