@@ -84,6 +84,7 @@ _OF_NAME = {
     "dep-shared-left-partial": "B",
     "dep-last-sum-over-other-tokens": "C",
     "dep-one-scale-for-all-rows": "F",
+    "dep-gather-pads-with-garbage": "F",
     "dep-shared-on-dispatched-rows": "I",
     "dense-mlp-all-reduces": "A",
     "untapped-copy-reduced": "B",

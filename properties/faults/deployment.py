@@ -134,6 +134,30 @@ def ids_one_row_off() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def gather_pads_with_garbage() -> Iterator[None]:
+    """Uneven batches are padded for an equal gather with rows that nobody writes, and the pads are
+    dropped by a product with 0 and 1, which does not clear what is no number."""
+
+    def padded(own: Method) -> Method:
+        def gathered(self: Any, x: torch.Tensor, sizes: list[int] | None) -> torch.Tensor:
+            if sizes is None or len(set(sizes)) == 1 or not x.is_floating_point():
+                return torch.as_tensor(own(self, x, sizes))
+            most, count = max(sizes), len(sizes)
+            mine = x.new_empty((most, *x.shape[1:]))
+            mine[: x.shape[0]] = x
+            whole = torch.as_tensor(own(self, mine, [most] * count))
+            kept = [i for i in range(count * most) if i % most < sizes[i // most]]
+            chosen = x.new_zeros((len(kept), count * most))
+            chosen[torch.arange(len(kept)), kept] = 1
+            return chosen @ whole
+
+        return gathered
+
+    with wrapped(_communicator(), "_gathered", padded):
+        yield
+
+
 def dp_fault(name: str, report: str, **fields: Any) -> DeploymentFault:
     """A fault of DP ranks, whose names begin alike."""
     return DeploymentFault(name=f"dep-{name}", report=report, **fields)
@@ -189,6 +213,18 @@ FAULTS: tuple[DeploymentFault, ...] = (
         shows=("dep2", "dp2tp2"),
         hiding_tokens=(3,),
         kinds=("part missing", "wrong values", "reduction missing"),
+        at=("layers.1.ffn",),
+    ),
+    dp_fault(
+        "gather-pads-with-garbage",
+        "ROCm/ATOM#1229; vllm#41249",
+        mechanism="uneven batches are gathered with uninitialised pads, which a product with zero "
+        "is to clear",
+        apply=gather_pads_with_garbage,
+        shows=("dep2", "dp2tp2", "dep4"),
+        hides=("tep2",),
+        hiding_tokens=(3,),
+        kinds=("poison",),
         at=("layers.1.ffn",),
     ),
     dp_fault(

@@ -68,7 +68,7 @@ def test_dp_ranks_have_different_tokens() -> None:
         (["tp2", "--tokens", "1,2"], "--tokens with 2 numbers: tp2 has 1 DP ranks; give one"),
         (["dp2", "--tokens", "5,-1"], "tokens [5, -1]: use 0 or more for each DP rank"),
         (["dp2", "--tokens", "5,x"], "--tokens '5,x': use a number, or one for each DP rank"),
-        (["dp2", "--decode", "2"], "DP ranks are checked in one step: leave them out"),
+        (["dp2", "--decode", "2", "--tokens", "4"], "--tokens: requests on several DP ranks"),
         (["dp64"], "32 expert FFN features do not divide by its 64 ranks"),
     ],
 )
