@@ -110,6 +110,8 @@ class Example(BaseModel):
             )
         if self.in_steps:
             raise UsageError(f"chunk and decode: {topology} has DP ranks; use 0, or rankfold check")
+        if self.relation and not self.tokens:
+            raise UsageError(f"relation {self.relation!r}: there are no tokens to change")
         if self.relation not in ("", RELATIONS[0]):
             raise UsageError(
                 f"relation {self.relation!r}: on DP ranks use {RELATIONS[0]!r}, or none"

@@ -256,7 +256,8 @@ def _examples(draw: st.DrawFn, space: Space) -> Example:
     expert_dtype = draw(st.sampled_from(space.expert_dtypes)) if mega else "bf16"
     sp = draw(st.sampled_from(space.sequence_parallel)) if mega and topology.tp > 1 else "auto"
     aux = draw(st.lists(st.integers(0, len(layers)), max_size=MOST_AUX, unique=True))
-    by_rank = [cut(draw, count) for count in spread(draw, tokens, topology.dp)]
+    counts = spread(draw, tokens, topology.dp)
+    by_rank = [cut(draw, count) for count in counts]
     attention = draw(st.sampled_from(space.attentions))
     one_step = tokens < 2 or topology.dp > 1
     chunk, decode = (0, 0) if one_step else _steps(draw, space.steps)
@@ -266,7 +267,7 @@ def _examples(draw: st.DrawFn, space: Space) -> Example:
         # A DP rank without tokens has no sequence.
         by_rank = [of_rank if any(of_rank) else () for of_rank in by_rank]
     seq_lens = by_rank[0]
-    relations = tuple(n for n in space.relations if possible(n, tokens, len(seq_lens)))
+    relations = tuple(n for n in space.relations if possible(n, sum(counts), len(seq_lens)))
     if chunk or decode or topology.dp > 1:
         relations = tuple(name for name in relations if name == RELATIONS[0])
     return Example(

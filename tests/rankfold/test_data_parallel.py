@@ -86,12 +86,6 @@ def test_every_expert_parallel_rank_has_an_expert() -> None:
     assert options("tp2", against="dep32").tiny.num_local_experts == 32
 
 
-def test_the_search_refuses_several_dp_ranks(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["hunt", "--topology", "dp2", "--examples", "1"]) == 2
-    [line] = capsys.readouterr().err.strip().splitlines()
-    assert "the search has no data parallelism" in line
-
-
 # --- how verdicts are put together ---
 
 

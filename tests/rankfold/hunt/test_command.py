@@ -65,7 +65,7 @@ def test_a_failure_has_a_replay_file_that_reproduces_it(tmp_path: Path) -> None:
     [
         (["--topology", "zz9"], "zz9"),
         (["--topology", "tp3"], "do not divide"),
-        (["--topology", "dp2"], "no data parallelism"),
+        (["--topology", "dp2", "--exhaustive"], "no data parallelism"),
         (["--seconds", "0"], "--seconds"),
         (["--seconds", "nan"], "--seconds"),
         (["--examples", "0"], "--examples"),

@@ -92,8 +92,9 @@ def test_a_fault_is_found_shrunk_and_replayed(
         (example("tp2", 3, 4), "has one DP rank"),
         (example("dep2", 3, 4, decode=1), "has DP ranks"),
         (example("dep2", 3, 4, relation="batch split"), "on DP ranks use 'tokens changed'"),
+        (example("dep2", 0, 0, relation="tokens changed"), "there are no tokens to change"),
     ],
-    ids=["too many", "too large", "none", "no DP", "steps", "relation"],
+    ids=["too many", "too large", "none", "no DP", "steps", "relation", "no tokens"],
 )
 def test_examples_that_make_no_sense_are_one_line(one: Example, says: str) -> None:
     with pytest.raises(UsageError) as refused:
