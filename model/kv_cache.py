@@ -109,9 +109,7 @@ class KVCaches:
 
     def free(self, request: int) -> None:
         """Give up what the caches hold of a request, written or held."""
-        pages = self._pages[request]
-        for cache in self._caches.values():
-            cache[pages.to(cache.device)] = torch.nan
+        self._erase(self._pages[request])
         self._held[request] = 0
 
     @property
@@ -192,8 +190,11 @@ class KVCaches:
         """Overwrite what the caches hold of a request: nobody may read it any more."""
         used = self._pages[request, : -(-self._held[request] // self._block)]
         if len(used):
-            for cache in self._caches.values():
-                cache[used.to(cache.device)] = torch.nan
+            self._erase(used)
+
+    def _erase(self, pages: torch.Tensor) -> None:
+        for cache in self._caches.values():
+            cache[pages.to(cache.device)] = torch.nan
 
     def _grow(self, most: int) -> None:
         """Give every request so many pages, with what it holds moved there."""

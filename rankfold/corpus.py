@@ -108,16 +108,20 @@ class Corpus:
             found.append(truth_from(options, outcome, own))
         return found
 
+    @functools.cached_property
+    def _starts(self) -> list[int]:
+        """The first row of each text."""
+        return [0, *accumulate(map(len, self.texts))]
+
     def _rows(self, batch: Batch) -> torch.Tensor | None:
         """The rows of the whole texts that a batch is made of, int64 [T]; None if it is not."""
-        starts = [0, *accumulate(map(len, self.texts))]
         tokens, start = batch.token_ids.tolist(), 0
         rows: list[int] = []
         for length in batch.seq_lens:
             number = self._text_of(tokens[start : start + length])
             if number is None:
                 return None
-            rows += range(starts[number], starts[number] + length)
+            rows += range(self._starts[number], self._starts[number] + length)
             start += length
         return torch.tensor(rows, dtype=torch.int64)
 

@@ -106,19 +106,45 @@ def judged_step(
     related: list[list[Related]] = [[] for _ in batches]
     if outcome.broke is None:
         related = _related(rig, options, batches, progress)
+    return judged_together(options, batches, outcome, truths, related), truths
+
+
+def judged_together(
+    options: Options,
+    batches: Batches,
+    outcome: Outcome,
+    truths: Sequence[Truth],
+    related: Sequence[Sequence[Related]],
+    *,
+    set_known_aside: bool = False,
+) -> Judgement:
+    """What the checks say of a step, judged once for each DP rank.
+
+    Args:
+        options: of all DP ranks.
+        batches, truths, related: of each.
+        outcome: of all.
+        set_known_aside: as in `rankfold.judge.judge`.
+    """
     judged = [
         judge(
             of_rank(options, batch),
             view(outcome, dp_rank),
             truths[dp_rank],
             related=related[dp_rank],
+            set_known_aside=set_known_aside,
         )
         for dp_rank, batch in enumerate(batches)
     ]
     return Judgement(
         checks=merged_checks(judged, [batch.tokens for batch in batches]),
-        taps=merged_taps([of_rank.taps for of_rank in judged]),
-    ), truths
+        taps=merged_taps([each.taps for each in judged]),
+        known={
+            f"dp{dp_rank}.{tap}": known
+            for dp_rank, each in enumerate(judged)
+            for tap, known in each.known.items()
+        },
+    )
 
 
 def examine(rig: Rig, options: Options) -> tuple[Judgement, Outcome | None]:

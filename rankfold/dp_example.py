@@ -7,15 +7,14 @@ from collections.abc import Callable, Sequence
 from model.batch import Batch
 from rankfold.data_parallel import (
     Batches,
-    merged_checks,
-    merged_taps,
+    judged_together,
     of_rank,
     others_change,
     tokens_change,
     view,
 )
 from rankfold.example import Example
-from rankfold.judge import Judgement, Related, judge
+from rankfold.judge import Judgement, Related
 from rankfold.options import Options
 from rankfold.rig import Rig
 from rankfold.run import Outcome
@@ -33,25 +32,14 @@ def judge_on_dp_ranks(rig: Rig, example: Example, options: Options, truth_of: Tr
     """
     batches, schedule = example.batches(), example.run_schedule()
     outcome = rig.step(options, batches, schedule=schedule)
-    own = [of_rank(options, batch) for batch in batches]
-    views = [view(outcome, dp_rank) for dp_rank in range(len(batches))]
-    truths = [truth_of(*each) for each in zip(own, batches, views, strict=True)]
+    truths = [
+        truth_of(of_rank(options, batch), batch, view(outcome, dp_rank))
+        for dp_rank, batch in enumerate(batches)
+    ]
     related: list[list[Related]] = [[] for _ in batches]
     if example.relation and outcome.broke is None:
         related = _related(rig, example, options, batches, truths)
-    judged = [
-        judge(*each[:3], related=each[3], set_known_aside=True)
-        for each in zip(own, views, truths, related, strict=True)
-    ]
-    return Judgement(
-        checks=merged_checks(judged, [batch.tokens for batch in batches]),
-        taps=merged_taps([of_one.taps for of_one in judged]),
-        known={
-            f"dp{dp_rank}.{tap}": known
-            for dp_rank, of_one in enumerate(judged)
-            for tap, known in of_one.known.items()
-        },
-    )
+    return judged_together(options, batches, outcome, truths, related, set_known_aside=True)
 
 
 def _related(

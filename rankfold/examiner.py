@@ -67,11 +67,12 @@ class Examiner:
         Raises:
             UsageError, ShapeError, TopologyError: the example makes no sense.
         """
-        options, batch = example.options(), example.batch()
+        options = example.options()
         if example.in_steps:
             return self._in_steps(example, options)
         if example.dp_seqs:
             return self._on_dp_ranks(example, options)
+        batch = example.batch()
         relation = None
         if example.relation:
             relation = relate(example.relation, batch, options.tiny.vocab_size)

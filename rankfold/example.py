@@ -83,7 +83,7 @@ class Example(BaseModel):
         options = Options(
             topology=topology,
             tokens=self.tokens,
-            dp_tokens=tuple(batch.tokens for batch in self.batches()) if self.dp_seqs else (),
+            dp_tokens=tuple(map(sum, self.lens_by_dp_rank())) if self.dp_seqs else (),
             sequences=1 if self.dp_seqs else max(1, min(len(self.seq_lens), self.tokens)),
             seed=self.weights,
             dtype=self.dtype,
@@ -119,11 +119,11 @@ class Example(BaseModel):
 
     def _check_steps(self) -> None:
         if not self.in_steps:
-            for batch in self.batches():
-                if self.attention != "dense" and batch.seq_lens != decode_first(batch.seq_lens):
-                    raise UsageError(
-                        f"seq_lens {list(self.seq_lens)}: with sparse attention use ones of 1 first"
-                    )
+            by_rank = self.lens_by_dp_rank()
+            if self.attention != "dense" and any(decode_first(lens) != lens for lens in by_rank):
+                raise UsageError(
+                    f"seq_lens {list(self.seq_lens)}: with sparse attention use ones of 1 first"
+                )
             return
         if not (self.tokens and min(self.seq_lens)):
             raise UsageError("chunk and decode: every sequence needs one token or more")
@@ -136,12 +136,16 @@ class Example(BaseModel):
 
     def batches(self) -> tuple[Batch, ...]:
         """Likewise, of each DP rank."""
-        made, start, first = [], 0, 0
-        for count in self.dp_seqs or (len(self.seq_lens),):
-            lens = self.seq_lens[first : first + count] or (0,)
-            made.append(Batch.of(self.token_ids[start : start + sum(lens)], lens))
-            start, first = start + sum(lens), first + count
+        made, start = [], 0
+        for lens in self.lens_by_dp_rank():
+            made.append(Batch.of(self.token_ids[start : start + sum(lens)], lens or (0,)))
+            start += sum(lens)
         return tuple(made)
+
+    def lens_by_dp_rank(self) -> list[tuple[int, ...]]:
+        """Tokens of each sequence of each DP rank; none where it has no sequence."""
+        ends = [0, *accumulate(self.dp_seqs or (len(self.seq_lens),))]
+        return [self.seq_lens[a:b] for a, b in pairwise(ends)]
 
     @property
     def in_steps(self) -> bool:
@@ -167,7 +171,7 @@ class Example(BaseModel):
         """In one line, what differs from the plain case last."""
         said = f"{self.topology}, {self.tokens} tokens"
         if self.dp_seqs:
-            counts = ", ".join(str(batch.tokens) for batch in self.batches())
+            counts = ", ".join(str(sum(lens)) for lens in self.lens_by_dp_rank())
             said += f" on DP ranks ({counts})"
         if len(self.seq_lens) > 1:
             said += f" in sequences of {', '.join(map(str, self.seq_lens))}"

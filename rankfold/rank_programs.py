@@ -75,7 +75,7 @@ def step_model(
     """
     subject = ctx.kept[number]
     subject.capture_aux(aux)
-    own = batch if isinstance(batch, Batch) else batch[ctx.topology.coordinates(ctx.rank)["dp"]]
+    own = batch if isinstance(batch, Batch) else batch[_dp_rank(ctx)]
     with poisoned() if poison else nullcontext():
         return subject.step(moved(own))
 
@@ -120,7 +120,7 @@ def cache_contents(
 ) -> dict[str, torch.Tensor]:
     """What the caches of the ranks of a DP rank hold of a request, by layer, each [tokens, heads,
     features]; nothing on the other ranks."""
-    if ctx.topology.coordinates(ctx.rank)["dp"] != dp_rank:
+    if _dp_rank(ctx) != dp_rank:
         return {}
     caches = ctx.kept[number].caches
     return {layer: caches.read(slot, layer, 0, tokens).cpu() for layer in caches.specs}
@@ -128,14 +128,18 @@ def cache_contents(
 
 def hold_request(ctx: RankContext, number: int, dp_rank: int, slot: int, tokens: int) -> None:
     """Count so many tokens of a request as held by the ranks of a DP rank."""
-    if ctx.topology.coordinates(ctx.rank)["dp"] == dp_rank:
+    if _dp_rank(ctx) == dp_rank:
         ctx.kept[number].caches.hold(slot, tokens)
 
 
 def free_request(ctx: RankContext, number: int, dp_rank: int, slot: int) -> None:
     """Give up what the ranks of a DP rank hold of a request."""
-    if ctx.topology.coordinates(ctx.rank)["dp"] == dp_rank:
+    if _dp_rank(ctx) == dp_rank:
         ctx.kept[number].caches.free(slot)
+
+
+def _dp_rank(ctx: RankContext) -> int:
+    return ctx.topology.coordinates(ctx.rank)["dp"]
 
 
 def _place(subject: Subject, part: Slice) -> int:

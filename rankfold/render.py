@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from properties import TapVerdict
+from properties import TapVerdict, Verdict
 from rankfold.report import Report
 
 
@@ -25,16 +27,21 @@ def render(report: Report, console: Console) -> None:
         f"{subject.moe_backend}, "
         f"sequence parallelism {'on' if subject.sequence_parallel else 'off'}\n"
     )
-    console.print(_taps(report))
+    console.print(taps_table(_shown(report)))
     console.print(_traffic(report))
-    for check in report.checks:
+    print_checks(report.checks, console)
+    style = "bold green" if report.ok else "bold red"
+    console.print(Text(f"\n{report.headline}  ({report.seconds:.1f} s)", style))
+
+
+def print_checks(checks: Sequence[Verdict], console: Console) -> None:
+    """Print each check in a line, and where and why one fails."""
+    for check in checks:
         mark = Text("holds", "green") if check.ok else Text("FAILS", "bold red")
         console.print(mark, Text(f" {check.name}: {check.what}"))
         if not check.ok:
             console.print(Text(f"       where: {check.where}"))
             console.print(Text(f"       why:   {check.why}"))
-    style = "bold green" if report.ok else "bold red"
-    console.print(Text(f"\n{report.headline}  ({report.seconds:.1f} s)", style))
 
 
 def _plan(report: Report) -> str:
@@ -73,14 +80,15 @@ def _share(tap: TapVerdict) -> float:
     return tap.max_abs_err / tap.bound if tap.bound else 0.0
 
 
-def _taps(report: Report) -> Table:
+def taps_table(taps: Sequence[TapVerdict]) -> Table:
+    """The taps with their errors and bounds."""
     table = Table(box=None, pad_edge=False)
     table.add_column("tap")
     table.add_column("expected")
     table.add_column("largest error", justify="right")
     table.add_column("bound", justify="right")
     table.add_column("")
-    for tap in _shown(report):
+    for tap in taps:
         table.add_row(
             tap.name,
             tap.expected,

@@ -57,6 +57,11 @@ class Outcome:
         return any(have) and all(len({have[rank] for rank in group}) == 1 for group in groups)
 
     @property
+    def logits(self) -> torch.Tensor:
+        """[T, V], of the first rank of the last stage."""
+        return next(r.logits for r in self.results if r.logits is not None)
+
+    @property
     def logprobs(self) -> torch.Tensor:
         """[T, V], of the first rank of the last stage."""
         return next(r.logprobs for r in self.results if r.logprobs is not None)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rankfold.commands.model_options import add_sizes, sizes_of
 from rankfold.commands.refuse import broke, refuse, told
+
+if TYPE_CHECKING:
+    from rankfold.deployment.recipe import Folded
 
 CHECK_DEFAULTS = {"tokens": "8", "sequences": 1, "aux": ""}
 """Of `rankfold check`: what has to stay as it is where requests are served."""
@@ -48,14 +51,9 @@ def add_run(forms: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from rankfold.errors import UsageError
-
     try:
-        from rankfold.deployment.recipe import deployment_or_recipe
-
-        folded = deployment_or_recipe(arguments.recipe)
-        against = deployment_or_recipe(arguments.against) if arguments.against else None
-    except (UsageError, ValueError) as error:
+        folded, against = _folded(arguments.recipe, arguments.against)
+    except ValueError as error:
         return refuse("recipe run", error)
     if arguments.moe_backend == "auto":
         arguments.moe_backend = folded.moe_backend
@@ -83,18 +81,16 @@ def check_workers(arguments: argparse.Namespace) -> int:
     Returns:
         The exit code.
     """
-    from rankfold.deployment.recipe import deployment_or_recipe
     from rankfold.errors import UsageError
 
     try:
-        for option in ("tokens", "sequences", "aux"):
-            if getattr(arguments, option) != CHECK_DEFAULTS[option]:
+        for option, default in CHECK_DEFAULTS.items():
+            if getattr(arguments, option) != default:
                 raise UsageError(
                     f"--{option}: requests on several DP ranks or workers have lengths of their "
                     "own; use --requests, or one topology and one step"
                 )
-        folded = deployment_or_recipe(arguments.topology)
-        against = deployment_or_recipe(arguments.against) if arguments.against else None
+        folded, against = _folded(arguments.topology, arguments.against)
     except ValueError as error:
         return refuse("check", error)
     if not arguments.requests:
@@ -105,15 +101,27 @@ def check_workers(arguments: argparse.Namespace) -> int:
     return _serve("check", arguments, folded, against, even=True)
 
 
+def _folded(text: str, against: str | None) -> tuple[Folded, Folded | None]:
+    """What to serve on, and what to compare with, if anything is."""
+    from rankfold.deployment.recipe import deployment_or_recipe
+
+    return deployment_or_recipe(text), deployment_or_recipe(against) if against else None
+
+
 def _serve(
-    command: str, arguments: argparse.Namespace, folded: Any, against: Any, *, even: bool
+    command: str,
+    arguments: argparse.Namespace,
+    folded: Folded,
+    against: Folded | None,
+    *,
+    even: bool,
 ) -> int:
     """Serve requests on a deployment and tell what came of it.
 
     Args:
         command: for messages.
         arguments: with the sizes of the model, the requests and what goes wrong with hand-overs.
-        folded, against: see `rankfold.deployment.recipe.Folded`; `against` may be None.
+        folded, against: what to serve on, and to compare with.
         even: whether all requests have as many decode steps.
 
     Returns:

@@ -10,7 +10,7 @@ from model.handover.cells import HandOverError
 from model.handover.wire import Disturbance
 from rankfold.deployment.fleet import Deployment
 from rankfold.deployment.handing import Counts, Handing
-from rankfold.deployment.lane import Course, Lane, course_of
+from rankfold.deployment.lane import Course, Lane
 from rankfold.deployment.router import least_loaded
 from rankfold.deployment.worker import Worker
 from rankfold.options import Options
@@ -79,6 +79,8 @@ class Served:
     the same where nothing is handed over."""
     stopped: str = ""
     """Why the rounds ended before every request was served, if they did."""
+    in_step: bool = False
+    """Whether they ended in a step of a worker, whose own checks say why."""
 
     @property
     def sides(self) -> list[Side]:
@@ -102,12 +104,7 @@ def options_of(options: Options, deployment: Deployment, side: str) -> Options:
     if side == "decode" and options.attention == "dense":
         # Other pages than the prefill side has, as block tables may have.
         page = 2 * options.tiny.sparse_block_size
-    return replace(
-        options,
-        topology=deployment.fleets[side].topology,
-        also=(*deployment.topologies, *options.also),
-        page=page,
-    )
+    return replace(options, topology=deployment.fleets[side].topology, page=page)
 
 
 class Drive:
@@ -199,11 +196,16 @@ class Drive:
             self._waiting.popleft()
 
     def _course(self, side: Side, index: int, attempt: int, goal: int) -> Course:
-        request, number = self._load.requests[index], len(side.courses)
-        course = course_of(request, number, index, attempt, goal)
-        if self._load.fed:
-            course.tokens = list(self._load.fed[index][: max(goal, course.prompt)])
-        return course
+        prompt = self._load.requests[index].prompt
+        fed = self._load.fed[index][:goal] if self._load.fed else prompt
+        return Course(
+            number=len(side.courses),
+            request=index,
+            attempt=attempt,
+            prompt=len(prompt),
+            goal=goal,
+            tokens=list(fed),
+        )
 
     def _step(self, side: Side) -> bool:
         for worker in side.workers:
@@ -212,6 +214,7 @@ class Drive:
             load = self._load
             if not worker.step(load.sampling, load.chunk, self._progress, load.schedule):
                 self.served.stopped = f"a step of {worker.name} did not come to its end"
+                self.served.in_step = True
                 return False
         return True
 

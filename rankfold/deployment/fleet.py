@@ -63,13 +63,13 @@ class Deployment:
             return cls(decode=Fleet(topology=Topology.parse(found[2]), workers=int(found[1])))
         try:
             return cls(decode=Fleet(topology=Topology.parse(word)))
-        except TopologyError as error:
+        except TopologyError:
             if "-" in word:
                 raise UsageError(
                     f"deployment {word!r}: use a word such as 3p1d-dep2-dep16 (three dep2 workers "
                     "prefill, one dep16 worker decodes), 2a-tep8 or dep8"
                 ) from None
-            raise error
+            raise
 
     @property
     def fleets(self) -> dict[str, Fleet]:

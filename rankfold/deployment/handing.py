@@ -9,7 +9,6 @@ import torch
 
 from model.handover import cells, transfer
 from model.handover.cells import Cell
-from model.handover.layout import Held
 from model.handover.transfer import Piece, Transfer
 from model.handover.wire import Disturbance, Wire
 from properties.handover import Content
@@ -18,7 +17,6 @@ from rankfold.deployment.worker import Worker
 from rankfold.rank_programs import (
     Slice,
     cache_contents,
-    held_caches,
     hold_request,
     read_caches,
     write_caches,
@@ -61,8 +59,6 @@ class Ended:
 
     begun: list[HandOver] = field(default_factory=list)
     """The receiver has everything and may decode."""
-    closed: list[HandOver] = field(default_factory=list)
-    """The sender knows, and needs its caches no more."""
     given_up: list[HandOver] = field(default_factory=list)
     """The request has to be prefilled again."""
 
@@ -87,8 +83,9 @@ class Handing:
         target: tuple[Worker, Lane],
     ) -> None:
         """Begin to hand a request over."""
-        needed = cells.cells_of(sender.prompt, _held(*source), _held(*target), PIECE)
-        self._targets[sender.request, sender.attempt] = target[0]
+        (giver, first), (taker, last) = source, target
+        needed = cells.cells_of(sender.prompt, giver.held_by(first), taker.held_by(last), PIECE)
+        self._targets[sender.request, sender.attempt] = taker
         self._open[sender.request] = HandOver(
             transfer=Transfer(
                 request=sender.request, attempt=sender.attempt, slot=receiver.slot, cells=needed
@@ -109,16 +106,18 @@ class Handing:
         self._send()
         self._take(self.wire.deliver())
         ended = Ended()
+        # Of these the sender knows that everything is there, and needs its caches no more.
+        closed = []
         for hand in self.under_way:
             hand.rounds += 1
             if hand.transfer.whole and not hand.begun:
                 self._begin(hand)
                 ended.begun.append(hand)
             if hand.transfer.released:
-                ended.closed.append(hand)
+                closed.append(hand)
             elif hand.rounds == 1 and not hand.begun and self.wire.gives_up():
                 ended.given_up.append(hand)
-        for hand in ended.closed:
+        for hand in closed:
             self._close(hand)
             self.counts.whole += 1
         for hand in ended.given_up:
@@ -205,7 +204,7 @@ def contents_of(hand: HandOver) -> list[Content]:
         found = worker.call(cache_contents, lane.dp_rank, course.slot, tokens)
         held[id(worker)] = [
             (rank, of.layer, head, found[rank][of.layer][:, place])
-            for rank, of_rank in _held(worker, lane).items()
+            for rank, of_rank in worker.held_by(lane).items()
             for of in of_rank
             for place, head in enumerate(of.heads)
         ]
@@ -229,11 +228,6 @@ def _read(worker: Worker, wanted: list[tuple[int, Cell, int]]) -> list[torch.Ten
         of_rank.append(slice_of(cell, slot))
     values = worker.call(read_caches, by_rank)
     return [values[rank][place] for rank, place in places]
-
-
-def _held(worker: Worker, lane: Lane) -> dict[int, tuple[Held, ...]]:
-    """What the ranks of a lane hold."""
-    return {rank: worker.held(held_caches)[rank] for rank in worker.ranks(lane.dp_rank)}
 
 
 def _distinct(workers: Iterable[Worker]) -> list[Worker]:

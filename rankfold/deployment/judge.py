@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 from properties import TapVerdict, Verdict
 from properties.handover import handed_over
 from properties.headline import headline
-from rankfold import verdicts
 from rankfold.deployment.drive import Served
 from rankfold.deployment.relate import Related
 from rankfold.deployment.truth import LaneRun, Truths
 from rankfold.judge import Related as RelatedSteps
-from rankfold.serving.judge import ServedJudgement, judge_steps
+from rankfold.serving.judge import ServedJudgement, checks_that_hold, judge_steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,22 +49,20 @@ def judge_deployment(served: Served, truths: Truths, related: Related | None = N
         for side, runs in truths.lanes.items()
     }
     steps = sum(len(run.truths) for runs in truths.lanes.values() for run in runs)
-    between = [_requests(served)]
-    if served.prefill is not None:
-        between.insert(0, _handed(served))
+    handed = [_handed(served)] if served.prefill is not None else []
+    between = [*handed, _requests(served)]
     for side, judged in of_sides.items():
-        if side == served.decode.name and not between[0].ok and between[0].name == "hand-over":
-            _, held = _together(of_sides[served.prefill.name]) if served.prefill else (0, [])
-            return Judged(checks=[between[0], *between[1:], *held], taps=[], steps=steps)
+        if side == served.decode.name and not all(check.ok for check in handed):
+            before = [pair for other, of in of_sides.items() if other != side for pair in of]
+            return Judged(checks=[*between, *_together(before)[1]], taps=[], steps=steps)
         if failed := _first_failed(judged):
             run, judgement = failed
             return Judged(
                 checks=[*_of_lane(run, judgement), *between], taps=judgement.taps, steps=steps
             )
-    every = [pair for judged in of_sides.values() for pair in judged]
-    taps, held = _together(every)
-    checks = [*held, *between]
-    return Judged(checks=sorted(checks, key=lambda check: check.ok), taps=taps, steps=steps)
+    taps, held = _together([pair for judged in of_sides.values() for pair in judged])
+    checks = sorted([*held, *between], key=lambda check: check.ok)
+    return Judged(checks=checks, taps=taps, steps=steps)
 
 
 def _of(related: Related | None, side: str, lane: int) -> Sequence[Sequence[RelatedSteps]]:
@@ -99,22 +96,15 @@ def _together(
 ) -> tuple[list[TapVerdict], list[Verdict]]:
     """The taps and checks of lanes that hold."""
     worst: dict[str, TapVerdict] = {}
-    by_name: dict[str, list[Verdict]] = {}
-    for _, each in judged:
-        for tap in each.taps:
+    for _, judgement in judged:
+        for tap in judgement.taps:
             if tap.name not in worst or _share(tap) > _share(worst[tap.name]):
                 worst[tap.name] = tap
-        for check in each.checks:
-            by_name.setdefault(check.name, []).append(check)
-    truths = [truth for run, _ in judged for truth in run.truths]
-    checks = []
-    for name, found in by_name.items():
-        what = found[0].what.partition("; likewise")[0]
-        if name == "selection":
-            what = verdicts.selected(*truths)
-        elif len(truths) > 1:
-            what += f"; likewise in {len(truths) - 1} more steps of {len(judged)} DP ranks"
-        checks.append(replace(found[0], what=what))
+    checks = checks_that_hold(
+        [of_step for _, judgement in judged for of_step in judgement.each],
+        [truth for run, _ in judged for truth in run.truths],
+        f" of {len(judged)} DP ranks",
+    )
     return [*worst.values()], checks
 
 
@@ -136,7 +126,7 @@ def _requests(served: Served) -> Verdict:
             ok=False,
             what=served.stopped,
             where=str(served.deployment),
-            why="see the other checks" if "step" in served.stopped else "a hand-over lost it",
+            why="see the other checks" if served.in_step else "a hand-over lost it",
             kind="missing",
             at="requests",
         )

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from model.batch import Batch
-from rankfold.options import MOST_REQUESTS, MOST_TOKENS
+from rankfold.options import MOST_REQUESTS
 from rankfold.run import Outcome
-from rankfold.serving.plan import Part, Step
-from rankfold.serving.request import Request
+from rankfold.serving.drive import Record, batch_of_step, take_step
+from rankfold.serving.plan import Step, next_step
 from rankfold.serving.sampling import Sampling
 
 
 @dataclass(kw_only=True, eq=False)
-class Course:
+class Course(Record):
     """One run of a request on one side: its prefill, its decoding, or both.
 
     A request whose hand-over was given up is prefilled again, in another course.
@@ -21,19 +21,9 @@ class Course:
 
     number: int
     """Of all courses of the side."""
-    request: int
     attempt: int
-    prompt: int
-    """Tokens of its prompt."""
-    tokens: list[int]
-    """What is fed: the prompt, and what follows as it is sampled."""
-    goal: int
-    """Tokens that are fed in all."""
     fed: int = 0
     """Tokens that the caches hold."""
-    sampled: list[int] = field(default_factory=list)
-    prompt_logprobs: list[float] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
     ready: bool = True
     """Whether it may run: not before its caches are there."""
     slot: int = 0
@@ -48,29 +38,17 @@ class Course:
         return f"request {self.request}{again}"
 
 
-def course_of(request: Request, number: int, index: int, attempt: int, goal: int) -> Course:
-    """A course of a request, at its beginning."""
-    prompt = len(request.prompt)
-    return Course(
-        number=number,
-        request=index,
-        attempt=attempt,
-        prompt=prompt,
-        tokens=list(request.prompt),
-        goal=goal,
-    )
-
-
 class Lane:
     """One DP rank of one worker."""
 
-    def __init__(self, side: str, worker: int, dp_rank: int, *, slots: int = MOST_REQUESTS) -> None:
+    def __init__(self, side: str, worker: int, dp_rank: int) -> None:
         self.side, self.worker, self.dp_rank = side, worker, dp_rank
         self.steps: list[Step] = []
         self.batches: list[Batch] = []
         self.outcomes: list[Outcome] = []
-        self._slots: list[Course | None] = [None] * slots
-        self._step: tuple[Course, ...] = ()
+        self._slots: list[Course | None] = [None] * MOST_REQUESTS
+        self._running: dict[int, Course] = {}
+        """What the last batch is of, by number."""
 
     @property
     def name(self) -> str:
@@ -112,58 +90,25 @@ class Lane:
 
         chunk: most prompt tokens of a course in a step; 0 for no limit.
         """
-        room = MOST_TOKENS
-        parts: list[tuple[Part, Course]] = []
-        for course in self.courses:
-            if not course.ready or course.done:
-                continue
-            left = course.prompt - course.fed
-            next_ = min(left, chunk or left) if left > 0 else 1
-            if (length := min(next_, room)) > 0:
-                part = Part(request=course.number, start=course.fed, length=length)
-                parts.append((part, course))
-                room -= length
-        # As vLLM orders a batch: those of one token first.
-        parts.sort(key=lambda pair: pair[0].length != 1)
-        self._step = tuple(course for _, course in parts)
-        if not parts:
+        running = {c.number: c for c in self.courses if c.ready and not c.done}
+        self._running = running
+        fed = [(number, c.fed, c.prompt, c.goal) for number, c in running.items()]
+        step = next_step(fed, chunk)
+        if not step.parts:
             return Batch.of([], [0])
-        self.steps.append(Step(parts=tuple(part for part, _ in parts)))
-        batch = Batch.of(
-            [t for part, course in parts for t in course.tokens[part.start : part.end]],
-            [part.length for part, _ in parts],
-            context_lens=[part.start for part, _ in parts],
-            requests=[course.slot for _, course in parts],
-        )
+        batch = batch_of_step(step, running, {number: c.slot for number, c in running.items()})
+        self.steps.append(step)
         self.batches.append(batch)
         return batch
 
     def came(self, outcome: Outcome, sampling: Sampling) -> bool:
         """Take what came of the last batch; False if it broke or lost rows."""
-        if not self._step:
+        if not self._running:
             return outcome.broke is None
         self.outcomes.append(outcome)
-        if outcome.broke is not None:
+        step = self.steps[-1]
+        if outcome.broke is not None or not take_step(step, outcome, self._running, sampling):
             return False
-        of_ranks = [r for r in outcome.results if r.logits is not None and r.logprobs is not None]
-        step, logits, logprobs = self.steps[-1], of_ranks[0].logits, of_ranks[0].logprobs
-        assert logits is not None and logprobs is not None
-        if logits.shape[0] < step.tokens:
-            # A fault has lost rows; without them there is no next token.
-            return False
-        end = 0
-        for part, course in zip(step.parts, self._step, strict=True):
-            start, end = end, end + part.length
-            course.fed = part.end
-            for row, position in zip(range(start, end), range(part.start, part.end), strict=True):
-                if position + 1 < course.prompt:
-                    value = float(logprobs[row, course.tokens[position + 1]])
-                    course.prompt_logprobs.append(value)
-            if part.end >= course.prompt:
-                count = len(course.sampled)
-                token = sampling.sample(course.request, count, logits[end - 1])
-                course.sampled.append(token)
-                course.logprobs.append(float(logprobs[end - 1, token]))
-                if len(course.tokens) < course.goal:
-                    course.tokens.append(token)
+        for part in step.parts:
+            self._running[part.request].fed = part.end
         return True

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from properties.relations import Relation
 from rankfold.deployment.drive import Drive, Load, Served
 from rankfold.deployment.lane import Lane
 from rankfold.judge import Related as RelatedStep
 from rankfold.options import Options
 from rankfold.rig import Rig
 from rankfold.run import Progress
-from rankfold.serving.relate import changed
+from rankfold.serving.relate import changed, rows_kept
 
 Related = Mapping[str, Sequence[Sequence[Sequence[RelatedStep]]]]
 """By side, lane and step."""
@@ -68,18 +67,7 @@ def _steps(
         if number >= len(again.outcomes) or again.steps[number] != step:
             related.append([])
             continue
-        kept = [
-            (row, row)
-            for row, (course, position) in enumerate(step.rows())
-            if request_of[course] != request or position < start
-        ]
-        relation = Relation(
-            change=change,
-            base=lane.batches[number],
-            derived=(again.batches[number],),
-            rows=(tuple(kept),),
-            in_place=True,
-        )
-        outcomes = [again.outcomes[number]]
-        related.append([RelatedStep(relation=relation, outcomes=outcomes, bounds=None)])
+        kept = [request_of[of] != request or position < start for of, position in step.rows()]
+        before, after = lane.batches[number], again.batches[number]
+        related.append([rows_kept(change, kept, before, after, again.outcomes[number])])
     return related

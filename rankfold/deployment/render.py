@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rankfold.deployment.report import DeploymentReport
+from rankfold.render import print_checks, taps_table
 
 
 def render(report: DeploymentReport, console: Console) -> None:
@@ -39,13 +40,8 @@ def render(report: DeploymentReport, console: Console) -> None:
             f"{hands.pieces:,} pieces, {hands.bytes:,} bytes: {hands.lost} lost, "
             f"{hands.late} late, {hands.repeated} repeated, {hands.stale} stale"
         )
-    console.print(_taps(report))
-    for check in report.checks:
-        mark = Text("holds", "green") if check.ok else Text("FAILS", "bold red")
-        console.print(mark, Text(f" {check.name}: {check.what}"))
-        if not check.ok:
-            console.print(Text(f"       where: {check.where}"))
-            console.print(Text(f"       why:   {check.why}"))
+    console.print(taps_table(report.taps))
+    print_checks(report.checks, console)
     if report.against is not None:
         same = "the same tokens" if report.against.same_tokens else "other tokens"
         console.print(
@@ -71,24 +67,5 @@ def _fleets(report: DeploymentReport) -> Table:
             f"{min(counts)} to {max(counts)}",
             f"{fleet.ledger.collectives:,}",
             f"{fleet.ledger.bytes:,}",
-        )
-    return table
-
-
-def _taps(report: DeploymentReport) -> Table:
-    """The taps nearest to their bounds, or the wrong ones."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("tap", "expected"):
-        table.add_column(name)
-    for name in ("largest error", "bound"):
-        table.add_column(name, justify="right")
-    table.add_column("")
-    for tap in report.taps:
-        table.add_row(
-            tap.name,
-            tap.expected,
-            f"{tap.max_abs_err:.1e}",
-            f"{tap.bound:.1e}",
-            "" if tap.ok else Text("wrong", "bold red"),
         )
     return table

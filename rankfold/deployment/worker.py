@@ -9,7 +9,7 @@ from model.handover.layout import Held
 from rankfold.data_parallel import view
 from rankfold.deployment.lane import Course, Lane
 from rankfold.options import Options
-from rankfold.rank_programs import free_request
+from rankfold.rank_programs import free_request, held_caches
 from rankfold.rig import Rig
 from rankfold.run import Outcome, Progress
 from rankfold.serving.sampling import Sampling
@@ -72,17 +72,13 @@ class Worker:
         self.call(free_request, lane.dp_rank, course.slot)
         lane.leave(course)
 
-    def held(self, program: Callable[..., tuple[Held, ...]]) -> list[tuple[Held, ...]]:
-        """What the caches of its ranks hold, asked for once."""
+    def held_by(self, lane: Lane) -> dict[int, tuple[Held, ...]]:
+        """What the caches of a lane's ranks hold; the ranks are asked once."""
         if self._held is None:
-            self._held = self.call(program)
-        return self._held
-
-    def ranks(self, dp_rank: int) -> list[int]:
-        """The ranks of a DP rank."""
+            self._held = self.call(held_caches)
         topology = self.options.topology
-        return [
-            rank
-            for rank in range(topology.world_size)
-            if topology.coordinates(rank)["dp"] == dp_rank
-        ]
+        return {
+            rank: held
+            for rank, held in enumerate(self._held)
+            if topology.coordinates(rank)["dp"] == lane.dp_rank
+        }

@@ -16,7 +16,7 @@ def dimensions(example: Example) -> dict[str, str]:
     return {
         "topology": example.topology,
         "tokens": str(example.tokens),
-        "dp_tokens": dp_word([batch.tokens for batch in example.batches()]),
+        "dp_tokens": dp_word([*map(sum, example.lens_by_dp_rank())]),
         "sequences": str(len(example.seq_lens)),
         "layers": example.layers,
         "attention": example.attention,

@@ -2,19 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from model.batch import Batch
 from rankfold.run import Outcome
-from rankfold.serving.plan import Plan, Step
+from rankfold.serving.plan import Part, Plan, Step
 from rankfold.serving.sampling import Sampling
 from sim.buffers import same_bits
 
+
+@dataclass(kw_only=True, eq=False)
+class Record:
+    """A request on its way: what is fed of it, and what came of it."""
+
+    request: int
+    """Its index."""
+    prompt: int
+    """Tokens of its prompt."""
+    goal: int
+    """Tokens that are fed in all."""
+    tokens: list[int]
+    """What was fed or is to be: its prompt and what follows."""
+    sampled: list[int] = field(default_factory=list)
+    prompt_logprobs: list[float] = field(default_factory=list)
+    """For each prompt token but the first, the logprob that it was given."""
+    logprobs: list[float] = field(default_factory=list)
+    """Of each sampled token."""
+
+    def take(
+        self, part: Part, logits: torch.Tensor, logprobs: torch.Tensor, sampling: Sampling | None
+    ) -> None:
+        """Take the prompt's logprobs from a part of it, and sample the token that is next.
+
+        Args:
+            part: of this request.
+            logits, logprobs: its rows of the step, [length, V].
+            sampling: None samples nothing.
+        """
+        for row, position in enumerate(range(part.start, part.end)):
+            if position + 1 < self.prompt:
+                self.prompt_logprobs.append(float(logprobs[row, self.tokens[position + 1]]))
+        if sampling is not None and part.end >= self.prompt:
+            token = sampling.sample(self.request, len(self.sampled), logits[-1])
+            self.sampled.append(token)
+            self.logprobs.append(float(logprobs[-1, token]))
+            if len(self.tokens) < self.goal:
+                self.tokens.append(token)
+
+
 RunStep = Callable[[Batch], Outcome]
 """Runs one step on all ranks; their KV caches stay for the next one."""
+
+Records = Sequence[Record] | Mapping[int, Record]
+"""By the request's number in the step's parts."""
 
 
 @dataclass(kw_only=True)
@@ -68,62 +111,57 @@ def serve(
             missing is sampled.
         sampling: how tokens are sampled; without it all tokens have to be given.
     """
+    records = [
+        Record(request=request, prompt=prompt, goal=length, tokens=list(of_request))
+        for request, (prompt, length, of_request) in enumerate(
+            zip(plan.prompts, plan.lengths, tokens, strict=True)
+        )
+    ]
     served = Served(
         plan=plan,
-        tokens=[list(of_request) for of_request in tokens],
-        sampled=[[] for _ in tokens],
-        prompt_logprobs=[[] for _ in tokens],
-        logprobs=[[] for _ in tokens],
+        tokens=[record.tokens for record in records],
+        sampled=[record.sampled for record in records],
+        prompt_logprobs=[record.prompt_logprobs for record in records],
+        logprobs=[record.logprobs for record in records],
     )
     for number, step in enumerate(plan.steps):
-        batch = _batch(step, served.tokens)
+        batch = batch_of_step(step, records)
         outcome = run(batch)
         served.batches.append(batch)
         served.outcomes.append(outcome)
         if outcome.broke is not None:
             break
-        of_ranks = [r for r in outcome.results if r.logits is not None and r.logprobs is not None]
-        logits, logprobs = of_ranks[0].logits, of_ranks[0].logprobs
-        assert logits is not None and logprobs is not None
-        if any(r.logits is None or not same_bits(r.logits, logits) for r in of_ranks):
+        logits = outcome.logits
+        of_ranks = [result.logits for result in outcome.results if result.logits is not None]
+        if not all(same_bits(of_rank, logits) for of_rank in of_ranks):
             served.differ.append(number)
-        if logits.shape[0] < step.tokens:
-            # A fault has lost rows; without them there is no next token.
+        if not take_step(step, outcome, records, sampling):
             break
-        _take(served, step, logits, logprobs, sampling)
     return served
 
 
-def _batch(step: Step, tokens: Sequence[Sequence[int]]) -> Batch:
-    ids = [t for p in step.parts for t in tokens[p.request][p.start : p.end]]
+def batch_of_step(step: Step, records: Records, slots: Mapping[int, int] | None = None) -> Batch:
+    """A step's batch.
+
+    slots: which request of the caches each is; as they are numbered by default.
+    """
+    parts = step.parts
     return Batch.of(
-        ids,
-        [part.length for part in step.parts],
-        context_lens=[part.start for part in step.parts],
-        requests=[part.request for part in step.parts],
+        [t for p in parts for t in records[p.request].tokens[p.start : p.end]],
+        [part.length for part in parts],
+        context_lens=[part.start for part in parts],
+        requests=[slots[p.request] if slots else p.request for p in parts],
     )
 
 
-def _take(
-    served: Served,
-    step: Step,
-    logits: torch.Tensor,
-    logprobs: torch.Tensor,
-    sampling: Sampling | None,
-) -> None:
-    """Take prompt logprobs from a step, and sample the tokens that are next."""
+def take_step(step: Step, outcome: Outcome, records: Records, sampling: Sampling | None) -> bool:
+    """Take what came of a step that has come to its end. False if a fault has lost rows: without
+    them there is no next token."""
+    logits, logprobs = outcome.logits, outcome.logprobs
+    if logits.shape[0] < step.tokens:
+        return False
     end = 0
     for part in step.parts:
         start, end = end, end + part.length
-        fed, prompt = served.tokens[part.request], served.plan.prompts[part.request]
-        for row, position in zip(range(start, end), range(part.start, part.end), strict=True):
-            if position + 1 < prompt:
-                value = float(logprobs[row, fed[position + 1]])
-                served.prompt_logprobs[part.request].append(value)
-        if sampling is not None and served.plan.samples(part):
-            sampled = served.sampled[part.request]
-            token = sampling.sample(part.request, len(sampled), logits[end - 1])
-            sampled.append(token)
-            served.logprobs[part.request].append(float(logprobs[end - 1, token]))
-            if len(fed) < served.plan.lengths[part.request]:
-                fed.append(token)
+        records[part.request].take(part, logits[start:end], logprobs[start:end], sampling)
+    return True

@@ -20,6 +20,7 @@ from rankfold import report
 from rankfold.errors import UsageError
 from rankfold.options import MOST_REQUESTS, Options, one_dp_rank
 from rankfold.ready import ready_rig
+from rankfold.render import print_checks
 from rankfold.rig import Rig
 from rankfold.run import Outcome, Progress
 from rankfold.serving.check import on, plan_for, report_requests
@@ -163,12 +164,7 @@ def render(generated: Generated, console: Console) -> None:
         console.print(Text(f"  prompt logprobs  {_rounded(request.prompt_logprobs)}"))
         console.print(Text(f"  tokens           {_joined(request.tokens)}"))
         console.print(Text(f"  logprobs         {_rounded(request.logprobs)}"))
-    for check in generated.checks:
-        mark = Text("holds", "green") if check.ok else Text("FAILS", "bold red")
-        console.print(mark, Text(f" {check.name}: {check.what}"))
-        if not check.ok:
-            console.print(Text(f"       where: {check.where}"))
-            console.print(Text(f"       why:   {check.why}"))
+    print_checks(generated.checks, console)
     if generated.against is not None:
         same = "the same tokens" if generated.against.same_tokens else "other tokens"
         console.print(

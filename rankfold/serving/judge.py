@@ -23,8 +23,13 @@ class ServedJudgement(Judgement):
 
     violated: int | None
     """The first step that fails; what fails after it may follow from it."""
-    steps: tuple[bool, ...]
-    """Whether each step that ran holds."""
+    each: tuple[Judgement, ...]
+    """Of the steps that ran."""
+
+    @property
+    def steps(self) -> tuple[bool, ...]:
+        """Whether each step that ran holds."""
+        return tuple(of_step.ok for of_step in self.each)
 
 
 def judge_steps(
@@ -61,7 +66,7 @@ def judge_steps(
         known |= each.known
     violated = next((i for i, each in enumerate(judged) if not each.ok), None)
     if violated is None:
-        checks, taps = _checks(judged, truths), _worst(judged)
+        checks, taps = checks_that_hold(judged, truths), _worst(judged)
     else:
         checks = [_placed(check, served, violated) for check in judged[violated].checks]
         taps = judged[violated].taps
@@ -70,12 +75,20 @@ def judge_steps(
         taps=taps,
         known=known,
         violated=violated,
-        steps=tuple(each.ok for each in judged),
+        each=tuple(judged),
     )
 
 
-def _checks(judged: Sequence[Judgement], truths: Sequence[Truth]) -> list[Verdict]:
-    """One verdict for each check, where all hold."""
+def checks_that_hold(
+    judged: Sequence[Judgement], truths: Sequence[Truth], of: str = ""
+) -> list[Verdict]:
+    """One verdict for each check, where all hold.
+
+    Args:
+        judged: of each step.
+        truths: likewise.
+        of: what the steps are of, as " of 4 DP ranks".
+    """
     by_name: dict[str, list[Verdict]] = {}
     for each in judged:
         for check in each.checks:
@@ -85,7 +98,7 @@ def _checks(judged: Sequence[Judgement], truths: Sequence[Truth]) -> list[Verdic
         what = verdicts.selected(*truths) if name == "selection" else of_steps[0].what
         more = len(of_steps) - 1
         steps = "step" if more == 1 else "steps"
-        likewise = f"; likewise in {more} more {steps}" if more and name != "selection" else ""
+        likewise = f"; likewise in {more} more {steps}{of}" if more and name != "selection" else ""
         merged.append(replace(of_steps[0], what=what + likewise))
     return merged
 

@@ -7,7 +7,7 @@ decide, never the tokens, so the whole plan is known before the first step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rankfold.errors import UsageError
@@ -111,19 +111,33 @@ def plan_of(
     done = [0] * len(lengths)
     steps: list[Step] = []
     while any(have < all_ for have, all_ in zip(done, lengths, strict=True)):
-        room = most_tokens
-        parts = []
-        for i, have in enumerate(done):
-            left = prompts[i] - have
-            next_ = min(left, chunk or left) if left > 0 else min(1, lengths[i] - have)
-            if (length := min(next_, room)) > 0:
-                parts.append(Part(request=i, start=have, length=length))
-                room -= length
-        for part in parts:
+        fed = zip(range(len(lengths)), done, prompts, lengths, strict=True)
+        step = next_step(fed, chunk, most_tokens)
+        for part in step.parts:
             done[part.request] = part.end
-        parts.sort(key=lambda part: part.length != 1)
-        steps.append(Step(parts=tuple(parts)))
+        steps.append(step)
     return Plan(lengths=lengths, prompts=tuple(prompts), steps=tuple(steps))
+
+
+def next_step(
+    fed: Iterable[tuple[int, int, int, int]], chunk: int, most_tokens: int = MOST_TOKENS
+) -> Step:
+    """What is next of each request, as long as the step has room.
+
+    Args:
+        fed: of each request its number, and how many tokens were fed, its prompt has, and it has in
+            all.
+        chunk, most_tokens: as in `plan_of`.
+    """
+    room, parts = most_tokens, []
+    for request, have, prompt, all_ in fed:
+        left = prompt - have
+        next_ = min(left, chunk or left) if left > 0 else min(1, all_ - have)
+        if (length := min(next_, room)) > 0:
+            parts.append(Part(request=request, start=have, length=length))
+            room -= length
+    parts.sort(key=lambda part: part.length != 1)
+    return Step(parts=tuple(parts))
 
 
 def decode_first(lengths: Sequence[int]) -> tuple[int, ...]:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from model.batch import Batch
 from properties.relations import Relation
 from rankfold.judge import Related
+from rankfold.run import Outcome
 from rankfold.serving.drive import RunStep, Served, serve
 
 
@@ -44,19 +46,31 @@ def related_steps(run: RunStep, served: Served, vocab: int) -> list[list[Related
         if number >= len(again.outcomes):
             related.append([])
             continue
-        kept = [
-            (row, row)
-            for row, (of, position) in enumerate(step.rows())
-            if of != request or position < start
-        ]
-        relation = Relation(
-            change=change,
-            base=served.batches[number],
-            derived=(again.batches[number],),
-            rows=(tuple(kept),),
-            in_place=True,
-        )
-        # Without bounds: where bits may move by rounding, as after MegaMoE's grouped experts, a
-        # near tie that falls the other way would have to be followed through the later steps.
-        related.append([Related(relation=relation, outcomes=[again.outcomes[number]], bounds=None)])
+        kept = [of != request or position < start for of, position in step.rows()]
+        before, after = served.batches[number], again.batches[number]
+        related.append([rows_kept(change, kept, before, after, again.outcomes[number])])
     return related
+
+
+def rows_kept(
+    change: str, kept: Sequence[bool], before: Batch, after: Batch, outcome: Outcome
+) -> Related:
+    """That some rows of a step stay as they are, in the same step of other tokens.
+
+    Without bounds: where bits may move by rounding, as after MegaMoE's grouped experts, a near tie
+    that falls the other way would have to be followed through the later steps.
+
+    Args:
+        change: what is different, to go after "when".
+        kept: for each row whether it stays.
+        before, after: the batches.
+        outcome: of the second one.
+    """
+    relation = Relation(
+        change=change,
+        base=before,
+        derived=(after,),
+        rows=(tuple((row, row) for row, stays in enumerate(kept) if stays),),
+        in_place=True,
+    )
+    return Related(relation=relation, outcomes=[outcome], bounds=None)
