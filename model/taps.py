@@ -63,9 +63,10 @@ class Recorder:
             return
         if name in self._captured:
             raise RuntimeError(f"tap {name} was passed twice in one step")
-        self._captured[name] = Captured(
-            name=name, value=value[: self._rows].detach().clone(), declared=declared
-        )
+        value = value.detach() if value.requires_grad else value
+        if self._rows is not None:
+            value = value[: self._rows]
+        self._captured[name] = Captured(name=name, value=value.clone(), declared=declared)
 
     def record_all(self, prefix: str, values: Mapping[str, Any]) -> None:
         """Record each tensor of `values` as "prefix.key"."""

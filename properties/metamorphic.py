@@ -26,7 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from properties.oracle import Captured
+from properties.captured import Captured
 from properties.placement import Placement, PlacementError
 from properties.relations import Relation, spans
 from properties.verdict import Verdict

@@ -9,24 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
+from properties.captured import Captured
+from properties.deviations import largest_deviations
 from properties.explain import Diagnosis, diagnose
 from properties.placement import Placement, PlacementError
 from properties.recogniser_rows import deviation
 from properties.selection import diagnose_blocks
 from sim import Topology
-
-
-class Captured(Protocol):
-    """One tap on one rank: its local value, and how the code itself declares it placed."""
-
-    @property
-    def value(self) -> torch.Tensor: ...
-    @property
-    def declared(self) -> str: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +65,15 @@ def compare_taps(
     verdicts = []
     earlier: dict[str, torch.Tensor] = {}
     choices: dict[str, torch.Tensor] = {}
-    for name, expected in truth.items():
+    deviations = largest_deviations(topology, captured, truth)
+
+    def judged(name: str, expected: torch.Tensor) -> TapVerdict:
+        if name in deviations:
+            placement, off = deviations[name]
+            if off <= bounds[name]:
+                return TapVerdict(
+                    name=name, ok=True, expected=str(placement), max_abs_err=off, bound=bounds[name]
+                )
         local = {rank: taps[name] for rank, taps in enumerate(captured) if name in taps}
         question = _Question(
             name=name,
@@ -81,13 +81,17 @@ def compare_taps(
             truth=expected,
             bound=bounds[name],
             parts=(parts or {}).get(name, {}),
-            earlier=earlier,
+            earlier=dict(earlier),
             choices=dict(choices),
             others=_siblings(name, truth),
             addends=_addends((sources or {}).get(name, {}), captured),
         )
-        verdicts.append(_compare(question, local))
-        earlier = {**earlier, name: expected} if expected.is_floating_point() else earlier
+        return _compare(question, local)
+
+    for name, expected in truth.items():
+        verdicts.append(judged(name, expected))
+        if expected.is_floating_point():
+            earlier[name] = expected
         if name.endswith(".blocks_chosen"):
             choices[name] = expected
     return verdicts
@@ -214,14 +218,6 @@ def _compare(asked: _Question, local: Mapping[int, Captured]) -> TapVerdict:
         ((ranks, _deviation(value, asked.truth)) for ranks, value in full.items()),
         key=lambda pair: pair[1],
     )
-    if worst <= asked.bound:
-        return TapVerdict(
-            name=asked.name,
-            ok=True,
-            expected=str(placement),
-            max_abs_err=worst,
-            bound=asked.bound,
-        )
     if placement.kind == "heads":
         why = diagnose_blocks(full[worst_ranks], asked.truth.double(), asked.choices)
     else:

@@ -6,6 +6,7 @@ of a layer: replicated over an axis, partial sums over it, or shards of the toke
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -34,6 +35,7 @@ class Placement:
     ranks as it takes, side by side: rank r of R has head r // (R / heads)."""
 
     @classmethod
+    @functools.cache
     def parse(cls, text: str) -> Placement:
         """From a tap's declaration: "replicate", "partial:AXIS", "shard:AXIS" or
         "heads:AXIS:COUNT".

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from properties.oracle import Captured
+from properties.captured import Captured
 from properties.placement import Placement, shard_rows
 from properties.verdict import Verdict
 from sim import Topology
@@ -62,8 +62,10 @@ def _replace(stack: ExitStack, holder: Any, name: str, instead: Callable[..., An
 def _filled(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def filled(*args: Any, **kwargs: Any) -> torch.Tensor:
         made = factory(*args, **kwargs)
+        if not made.numel():
+            return made
         if made.is_floating_point() or made.is_complex():
-            made.detach().fill_(torch.nan)
+            (made.detach() if made.requires_grad else made).fill_(torch.nan)
         elif made.dtype != torch.bool:
             made.fill_(torch.iinfo(made.dtype).max)
         return made

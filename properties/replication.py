@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from properties.oracle import Captured
+from properties.captured import Captured
 from properties.verdict import Verdict
 from sim import Topology
 from sim.buffers import same_bits

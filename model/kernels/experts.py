@@ -2,7 +2,7 @@
 
 import torch
 
-from model.kernels import accumulator
+from model.kernels import accumulator, as_dtype, constant
 
 
 def swiglu_oai(gate_up: torch.Tensor, limit: float, alpha: float, beta: float) -> torch.Tensor:
@@ -11,9 +11,9 @@ def swiglu_oai(gate_up: torch.Tensor, limit: float, alpha: float, beta: float) -
     g = min(gate, limit); u = clamp(up, -limit, limit); y = g * sigmoid(alpha * g) * (u + beta).
     """
     gate, up = gate_up.chunk(2, dim=-1)
-    gate = gate.clamp(max=limit)
-    up = up.clamp(-limit, limit)
-    return gate * torch.sigmoid(alpha * gate) * (up + beta)
+    gate, up = gate.clamp_max(limit), up.clamp(-limit, limit)
+    alpha_, beta_ = (constant(number, gate.dtype, gate.device) for number in (alpha, beta))
+    return gate * torch.sigmoid(gate * alpha_) * (up + beta_)
 
 
 def fused_experts(
@@ -42,22 +42,22 @@ def fused_experts(
     is dropped, not multiplied by zero.
     """
     compute = accumulator(hidden_states.dtype)
-    experts = w13.shape[0]
-    local_TK = topk_ids.to(torch.int64)
+    tokens, experts, device = topk_ids.shape[0], w13.shape[0], hidden_states.device
+    # A column for each local expert, after one for the slots without, which is cut off.
+    one = constant(1, torch.int64, device)
+    column_TK = (as_dtype(topk_ids, torch.int64) + one).clamp_(min=0)
     if expert_map is not None:
-        mapped = expert_map.to(torch.int64)[local_TK.clamp(min=0)]
-        local_TK = torch.where(local_TK < 0, local_TK, mapped)
-    # Slots without a local expert go to one column more, which is cut off.
-    column_TK = torch.where(local_TK < 0, experts, local_TK)
-    shape = (topk_ids.shape[0], experts + 1)
-    device = hidden_states.device
-    weights_TE = torch.zeros(shape, dtype=compute, device=device)
-    weights_TE = weights_TE.scatter_add_(1, column_TK, topk_weights.to(compute))[:, :experts]
-    chosen_TE = torch.zeros(shape, dtype=torch.bool, device=device)
-    chosen_TE = chosen_TE.scatter_(1, column_TK, True)[:, :experts]
+        columns = torch.cat((one[None] - one, as_dtype(expert_map, torch.int64) + one))
+        column_TK = columns.take(column_TK)
+    weights_TE = torch.zeros((tokens, experts + 1), dtype=compute, device=device)
+    weights_TE.scatter_add_(1, column_TK, as_dtype(topk_weights, compute))
+    others_TE = torch.ones((tokens, experts + 1), dtype=torch.bool, device=device)
+    others_TE.scatter_(1, column_TK, False)
 
-    gate_up = torch.matmul(hidden_states, w13.transpose(1, 2))
-    act = swiglu_oai(gate_up.to(compute), limit, alpha, beta).to(hidden_states.dtype)
-    down = torch.bmm(act, w2.transpose(1, 2)).to(compute).transpose(0, 1)
-    down = torch.where(chosen_TE.unsqueeze(-1), down, 0.0)
-    output.copy_(torch.bmm(weights_TE.unsqueeze(1), down).squeeze(1))
+    gate_up = torch.nn.functional.linear(hidden_states, w13.flatten(0, 1))
+    gate_up = as_dtype(gate_up, compute).view(tokens, experts, w13.shape[1])
+    act = as_dtype(swiglu_oai(gate_up, limit, alpha, beta), hidden_states.dtype)
+    down = torch.bmm(act.transpose(0, 1), w2.transpose(1, 2))
+    down = as_dtype(down, compute).transpose(0, 1)
+    down.masked_fill_(others_TE[:, 1:].unsqueeze(-1), 0.0)
+    output.copy_(torch.bmm(weights_TE[:, 1:].unsqueeze(1), down).squeeze(1))

@@ -6,7 +6,7 @@ Formula (Zhang and Sennrich 2019, with Gemma's 1 + w):
 
 import torch
 
-from model.kernels import accumulator
+from model.kernels import accumulator, as_dtype, constant
 
 
 def gemma_rmsnorm(
@@ -22,9 +22,9 @@ def gemma_rmsnorm(
     Returns `out`, written in place, or a new tensor of the shape and dtype of `input`.
     `enable_pdl` is a launch option of the GPU kernel without meaning here.
     """
-    normed = _normalise(input.to(accumulator(input.dtype)), weight, eps)
+    normed = _normalise(as_dtype(input, accumulator(input.dtype)), weight, eps)
     if out is None:
-        return normed.to(input.dtype)
+        return as_dtype(normed, input.dtype)
     return out.copy_(normed)
 
 
@@ -48,11 +48,17 @@ def gemma_fused_add_rmsnorm(
             f"{list(residual.shape)} must have equal shapes"
         )
     compute = accumulator(input.dtype)
-    total = input.to(compute) + residual.to(compute)
-    residual.copy_(total)
+    if residual.dtype == compute:
+        total = residual.add_(input)
+    else:
+        total = input.to(compute) + residual.to(compute)
+        residual.copy_(total)
     input.copy_(_normalise(total, weight, eps))
 
 
 def _normalise(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    inverse_rms = torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps)
-    return x * inverse_rms * (1 + weight.to(x.dtype))
+    # The fewest operations: on a few tokens each costs as much as its arithmetic many times over.
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    mean = torch.addcmul(constant(eps, x.dtype, x.device), length, length, value=1 / x.shape[-1])
+    normed = x * mean.rsqrt_()
+    return torch.addcmul(normed, normed, as_dtype(weight, x.dtype))

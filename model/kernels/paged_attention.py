@@ -8,11 +8,12 @@ lies in a page beyond the sequence is not looked at.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
 
-from model.kernels import accumulator
+from model.kernels import accumulator, as_dtype, constant
 
 
 def insert_kv(
@@ -24,13 +25,21 @@ def insert_kv(
     the page, or below 0 for a token that is not to be written. The tokens may be more than the
     slots: the rest is padding.
     """
-    slots = slot_mapping.to(torch.int64)
-    tokens = (slots >= 0).nonzero().squeeze(1)
-    if not len(tokens):
+    slots = as_dtype(slot_mapping, torch.int64)
+    if not len(slots):
         return
-    slots, block = slots[tokens], kv_cache.shape[2]
-    both = torch.cat((key[tokens], value[tokens]), dim=-1)
-    kv_cache[slots // block, :, slots % block] = both.to(kv_cache.dtype)
+    if len(slots) < len(key):
+        key, value = key[: len(slots)], value[: len(slots)]
+    if int(slots.min()) < 0:
+        tokens = (slots >= 0).nonzero().squeeze(1)
+        key, value, slots = key[tokens], value[tokens], slots[tokens]
+    both = as_dtype(torch.cat((key, value), dim=-1), kv_cache.dtype)
+    by_token = kv_cache.transpose(1, 2)
+    block = kv_cache.shape[2]
+    if by_token.is_contiguous():
+        by_token.flatten(0, 1).index_copy_(0, slots, both)
+    else:
+        by_token[slots // block, slots % block] = both
 
 
 def paged_attention(
@@ -49,23 +58,37 @@ def paged_attention(
     them are the queries, in order, summing to T or less: rows beyond are padding, left as they are.
     out = softmax(scale * q k^T + mask) v, computed in float32 and rounded once to out's dtype.
     """
-    heads, features = query.shape[1:]
+    tokens, heads, features = query.shape
     groups, block = kv_cache.shape[1:3]
     compute = accumulator(query.dtype)
+    by_token = kv_cache.transpose(1, 2)
     start = 0
     for i, (length, new) in enumerate(zip(seq_lens, query_lens, strict=True)):
-        rows = slice(start, start + new)
-        start += new
         if not new:
             continue
-        pages = block_table[i, : -(-length // block)].to(torch.int64)
+        rows = slice(start, start + new)
+        start += new
         # [G, length, 2 D]
-        kv = kv_cache[pages].transpose(0, 1).flatten(1, 2)[:, :length].to(compute)
-        k, v = kv.unsqueeze(1).split(features, dim=-1)
-        q = query[rows].to(compute).view(new, groups, heads // groups, features)
-        q = q.permute(1, 2, 0, 3)
-        positions = torch.arange(length - new, length, device=query.device)
-        future = torch.arange(length, device=query.device) > positions[:, None]
-        scores = (q @ k.mT * scale).masked_fill(future, -torch.inf)
-        attended = scores.softmax(dim=-1) @ v
-        out[rows] = attended.permute(2, 0, 1, 3).reshape(new, heads, features).to(out.dtype)
+        pages = by_token.index_select(0, block_table[i, : -(-length // block)])
+        kv = as_dtype(pages.flatten(0, 1)[:length], compute).transpose(0, 1)
+        k, v = kv.split_with_sizes((features, features), dim=-1)
+        # The heads that read the same keys, one under another: [G, N // G * new, D].
+        q = query if new == tokens else query[rows]
+        q = as_dtype(q, compute).view(new, groups, heads // groups, features)
+        q = q.permute(1, 2, 0, 3).reshape(groups, heads // groups * new, features)
+        scores = torch.bmm(q * constant(scale, compute, query.device), k.mT)
+        if new > 1:
+            # Filled and not added: what comes after a token may be no number.
+            scores.masked_fill_(_future(length, new, heads // groups, query.device), -torch.inf)
+        attended = torch.bmm(scores.softmax(dim=-1), v).view(groups, heads // groups, new, features)
+        into = out if new == tokens else out[rows]
+        into.view(new, groups, heads // groups, features).copy_(attended.permute(2, 0, 1, 3))
+
+
+@functools.lru_cache(maxsize=256)
+def _future(length: int, new: int, heads: int, device: torch.device) -> torch.Tensor:
+    """Which tokens come after the query's own, for the newest tokens of a sequence as many times
+    as there are heads: bool [heads * new, length]."""
+    positions = torch.arange(length - new, length, device=device)
+    future = torch.arange(length, device=device) > positions[:, None]
+    return future.repeat(heads, 1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from model.kernels import accumulator
+from model.kernels import accumulator, as_dtype
 from model.kernels.norm import gemma_rmsnorm
 from model.kernels.paged_attention import insert_kv
 
@@ -68,12 +68,15 @@ def fused_minimax_m3_qknorm_rope_kv_insert(
             f"{(main + index_heads) * head_dim}"
         )
     heads = qkv.view(tokens, main + index_heads, head_dim)
-    cos, sin = cos_sin_cache[positions].to(accumulator(qkv.dtype)).unsqueeze(1).chunk(2, dim=-1)
+    compute = accumulator(qkv.dtype)
+    rows = as_dtype(cos_sin_cache.index_select(0, positions), compute)
+    cos, sin = rows.unsqueeze(1).chunk(2, dim=-1)
 
     def rotated(part: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        normed = gemma_rmsnorm(part.to(accumulator(qkv.dtype)), weight, eps)
-        a, b = normed[..., :rotary_dim].chunk(2, dim=-1)
-        turned = (a * cos - b * sin, b * cos + a * sin, normed[..., rotary_dim:])
+        normed = gemma_rmsnorm(as_dtype(part, compute), weight, eps)
+        half = rotary_dim // 2
+        a, b, others = normed.split_with_sizes((half, half, head_dim - rotary_dim), dim=-1)
+        turned = (a * cos).addcmul_(b, sin, value=-1), (b * cos).addcmul_(a, sin), others
         return torch.cat(turned, dim=-1)
 
     # q and k lie side by side, so one pass does both, each head under its own weight.
@@ -81,9 +84,13 @@ def fused_minimax_m3_qknorm_rope_kv_insert(
     weight = torch.cat(
         (q_norm_weight.expand(num_heads, -1), k_norm_weight.expand(num_kv_heads, -1))
     )
-    both = rotated(heads[:, : num_heads + num_kv_heads], weight)
-    _store(both[:, queries], heads[:, queries], q_out)
-    heads[:, keys].copy_(both[:, keys])
+    both = heads[:, : num_heads + num_kv_heads]
+    turned = rotated(both, weight)
+    if q_out is None:
+        both.copy_(turned)
+    else:
+        _store(turned[:, queries], both[:, queries], q_out)
+        both[:, keys].copy_(turned[:, keys])
     index_key = None
     if num_index_heads:
         if index_q_norm_weight is None or index_k_norm_weight is None:
@@ -115,10 +122,15 @@ def _store(heads: torch.Tensor, place: torch.Tensor, out: torch.Tensor | None) -
 
 def _insert_index(key: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
     """Write each token's index key [T, D] to its slot of the cache [pages, B, D]."""
-    slots = slot_mapping.to(torch.int64)
-    tokens = (slots >= 0).nonzero().squeeze(1)
-    slots, block = slots[tokens], cache.shape[1]
-    cache[slots // block, slots % block] = key[tokens].to(cache.dtype)
+    slots = as_dtype(slot_mapping, torch.int64)
+    if not len(slots):
+        return
+    key = key[: len(slots)]
+    if int(slots.min()) < 0:
+        tokens = (slots >= 0).nonzero().squeeze(1)
+        key, slots = key[tokens], slots[tokens]
+    block = cache.shape[1]
+    cache[slots // block, slots % block] = as_dtype(key, cache.dtype)
 
 
 def _refuse_quantised(

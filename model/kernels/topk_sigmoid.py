@@ -1,6 +1,10 @@
 """Sigmoid routing with a selection bias: stands in for `vllm._custom_ops.topk_sigmoid`."""
 
+import functools
+
 import torch
+
+from model.kernels import as_dtype, constant
 
 
 def topk_sigmoid(
@@ -23,10 +27,10 @@ def topk_sigmoid(
     topk_weights: float32 [T, K]; topk_ids: int [T, K]; token_expert_indices: int [T, K], where
     slot k of token t becomes k * T + t. Rows where `is_padding` [T] is true get id -1, weight 0.
     """
-    scores_TE = gating_output.to(torch.float32).sigmoid()
+    scores_TE = as_dtype(gating_output, torch.float32).sigmoid()
     selection_TE = scores_TE
     if e_score_correction_bias is not None:
-        selection_TE = scores_TE + e_score_correction_bias.to(torch.float32)
+        selection_TE = scores_TE + as_dtype(e_score_correction_bias, torch.float32)
     tokens, top_k = topk_ids.shape
     # A stable sort, because torch.topk leaves the order of ties open.
     order_TE = selection_TE.sort(dim=-1, descending=True, stable=True).indices
@@ -34,12 +38,19 @@ def topk_sigmoid(
     weights_TK = scores_TE.gather(1, ids_TK)
     if renormalize:
         weights_TK = weights_TK / weights_TK.sum(dim=-1, keepdim=True)
-    weights_TK = weights_TK * routed_scaling_factor
+    if routed_scaling_factor != 1:
+        factor = constant(routed_scaling_factor, torch.float32, weights_TK.device)
+        weights_TK = weights_TK * factor
     if is_padding is not None:
         ids_TK = ids_TK.masked_fill(is_padding.unsqueeze(-1), -1)
         weights_TK = weights_TK.masked_fill(is_padding.unsqueeze(-1), 0.0)
     topk_weights.copy_(weights_TK)
     topk_ids.copy_(ids_TK)
-    rows, slots = (torch.arange(n, device=topk_ids.device) for n in (tokens, top_k))
-    slots_TK = slots * tokens + rows.unsqueeze(-1)
-    token_expert_indices.copy_(slots_TK)
+    token_expert_indices.copy_(_slots(tokens, top_k, topk_ids.device))
+
+
+@functools.lru_cache(maxsize=64)
+def _slots(tokens: int, top_k: int, device: torch.device) -> torch.Tensor:
+    """int64 [T, K]: k * T + t."""
+    rows, slots = (torch.arange(n, device=device) for n in (tokens, top_k))
+    return slots * tokens + rows.unsqueeze(-1)

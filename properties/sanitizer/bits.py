@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 
 import torch
 
-from sim.buffers import bits, same_bits
+from sim.buffers import bits, memory, same_bits
 
 Parts = Sequence[torch.Tensor]
 """One rank's operand: a tensor, or the tensors that it is made of, one after the other."""
@@ -27,7 +28,8 @@ def digest(parts: Parts) -> bytes:
     """A fingerprint of dtype and bits; shapes do not count, so that views have the same one."""
     found = hashlib.blake2b(str(parts[0].dtype).encode(), digest_size=16)
     for part in parts:
-        found.update(_bytes(part).numpy().data)
+        content = memory(part)
+        found.update(_bytes(part).numpy().data if content is None else content)
     return found.digest()
 
 
@@ -40,7 +42,7 @@ def telling(parts: Parts) -> bool:
     """
     if not all(part.is_floating_point() for part in parts):
         return False
-    return any(_telling(part.detach()) for part in parts)
+    return any(_telling(part.detach() if part.requires_grad else part) for part in parts)
 
 
 _A_FEW = 32
@@ -50,6 +52,8 @@ _A_FEW = 32
 def _telling(tensor: torch.Tensor) -> bool:
     if tensor.numel() < 2:
         return False
+    if tensor.dtype.itemsize > 1 and tensor.is_contiguous() and _plainly_telling(tensor):
+        return True
     if tensor.dtype.itemsize == 1:  # float8 lacks comparisons
         tensor = tensor.to(torch.float32)
     flat = tensor.reshape(-1)
@@ -59,6 +63,24 @@ def _telling(tensor: torch.Tensor) -> bool:
     return not any(
         size > 1 and _constant_along(whole, dim) for dim, size in enumerate(tensor.shape)
     )
+
+
+def _plainly_telling(tensor: torch.Tensor) -> bool:
+    """Whether a few elements show it already, as they do in almost all tensors: one is no whole
+    number, and along each dim the first two differ."""
+    flat = tensor.reshape(-1)
+    few = flat[:_A_FEW].tolist()
+    if not any(number % 1 for number in few if math.isfinite(number)):
+        return False
+    first = few[0]
+    if first != first:
+        return False
+    for size, step in zip(tensor.shape, tensor.stride(), strict=True):
+        if size > 1:
+            second = few[step] if step < len(few) else flat[step].item()
+            if second == first or second != second:
+                return False
+    return True
 
 
 def _fractional(flat: torch.Tensor) -> bool:

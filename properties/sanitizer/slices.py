@@ -72,9 +72,12 @@ class Writes:
 
     def transport_writes(self, tensor: torch.Tensor) -> None:
         """The transport is about to write to a tensor, once."""
-        if tensor.is_inference() or storage_of(tensor).numel() != tensor.numel():
+        if tensor.is_inference():
             return
-        key = tensor.untyped_storage().data_ptr()
+        storage = tensor.untyped_storage()
+        if storage.nbytes() != tensor.nbytes:
+            return
+        key = storage.data_ptr()
         gone = weakref.ref(tensor, lambda _: self._written.pop(key, None))
         self._written[key] = (gone, tensor._version + 1)
 
