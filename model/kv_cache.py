@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -58,6 +59,8 @@ class KVCaches:
         self._caches: dict[str, torch.Tensor] = {}
         self._pages = torch.empty(requests, 0, dtype=torch.int64)
         """[requests, most pages of one]: which pages are whose."""
+        self._pages_of: list[list[int]] = []
+        """The same as numbers."""
         self._grow(_FIRST_PAGES)
 
     def place(self, batch: Batch) -> Paged:
@@ -80,11 +83,12 @@ class KVCaches:
             self._held[request] = context + new
         table = self._pages[[request for request, _, _ in sequences]]
         slots = [
-            self._slots(request, torch.arange(context, context + new))
+            slot
             for request, context, new in sequences
+            for slot in self._slots(request, context, context + new)
         ]
-        slot_mapping = torch.cat(slots) if slots else torch.empty(0, dtype=torch.int64)
-        return self._told(sequences, table, slot_mapping.to(device.current()))
+        slot_mapping = torch.tensor(slots, dtype=torch.int64, device=device.current())
+        return self._told(sequences, table, slot_mapping)
 
     def read(self, request: int, layer: str, start: int, stop: int) -> torch.Tensor:
         """What a layer's cache holds of a request's tokens, as a copy [tokens, heads, features]."""
@@ -119,7 +123,7 @@ class KVCaches:
 
     def _where(self, request: int, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The page and the place in it of each of a request's tokens, int64 [tokens]."""
-        slots = self._slots(request, torch.arange(start, stop))
+        slots = torch.tensor(self._slots(request, start, stop), dtype=torch.int64)
         return slots // self._block, slots % self._block
 
     def _make_room(self, tokens: int) -> None:
@@ -136,7 +140,7 @@ class KVCaches:
         """The metadata that vLLM's own builders make of it."""
         queries = [new for _, _, new in sequences]
         lengths = [context + new for _, context, new in sequences]
-        starts = torch.tensor([0, *queries]).cumsum(0).to(torch.int32)
+        starts = torch.tensor([0, *accumulate(queries)], dtype=torch.int32)
         seq_lens = torch.tensor(lengths, dtype=torch.int32)
         here = device.current()
         common = _backend().CommonAttentionMetadata(
@@ -181,10 +185,10 @@ class KVCaches:
                     f"{self._held[request]}"
                 )
 
-    def _slots(self, request: int, positions: torch.Tensor) -> torch.Tensor:
-        """Where the tokens of a request at these positions are."""
-        page = self._pages[request, positions // self._block]
-        return page * self._block + positions % self._block
+    def _slots(self, request: int, start: int, stop: int) -> list[int]:
+        """Where the tokens of a request at the positions from `start` to `stop` are."""
+        block, pages = self._block, self._pages_of[request]
+        return [pages[p // block] * block + p % block for p in range(start, stop)]
 
     def _forget(self, request: int) -> None:
         """Overwrite what the caches hold of a request: nobody may read it any more."""
@@ -194,7 +198,7 @@ class KVCaches:
 
     def _erase(self, pages: torch.Tensor) -> None:
         for cache in self._caches.values():
-            cache[pages.to(cache.device)] = torch.nan
+            cache.index_fill_(0, pages.to(cache.device), torch.nan)
 
     def _grow(self, most: int) -> None:
         """Give every request so many pages, with what it holds moved there."""
@@ -210,7 +214,7 @@ class KVCaches:
                 cache[pages[:, :before].flatten().to(cache.device)] = moved
             self._caches[name] = cache
             layer.bind_kv_cache(cache)
-        self._pages = pages
+        self._pages, self._pages_of = pages, pages.tolist()
 
 
 def _cache_of(spec: Any, pages: int) -> torch.Tensor:

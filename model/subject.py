@@ -109,6 +109,7 @@ class Subject:
             self.held = layout.held_by(self.caches, tiny, ctx.topology, ctx.rank)
         state = _parallel_state()
         self._tp, self._pp = state.get_tp_group(), state.get_pp_group()
+        self._aux: tuple[int, ...] = ()
         self.capture_aux(aux)
         placements = importlib.import_module("model.overlay.placements")
         taps.attach(self.model, self._recorder, placements.placements(self.model))
@@ -117,7 +118,10 @@ class Subject:
     def capture_aux(self, aux: tuple[int, ...]) -> None:
         """From now on capture the aux hidden states of these ids; id k is the stream before layer
         k."""
-        self._aux = tuple(sorted(set(aux)))
+        aux = tuple(sorted(set(aux)))
+        if aux == self._aux:
+            return
+        self._aux = aux
         self.model.set_aux_hidden_state_layers(self._aux)
 
     @property
@@ -196,13 +200,13 @@ class Subject:
 
     def _forward(self, batch: Batch, rows: dp.Rows, intermediate: Any) -> Any:
         paged = self.caches.place(batch)
-        with dp.forward_context(
-            self._config, paged.metadata, rows, slot_mapping=paged.slot_mapping
+        # vLLM's parameters are a class of their own, for loading. What they do to the functions of
+        # torch is nothing, at the cost of a function.
+        with (
+            dp.forward_context(self._config, paged.metadata, rows, slot_mapping=paged.slot_mapping),
+            torch._C.DisableTorchFunctionSubclass(),
         ):
-            # vLLM's parameters are a class of their own, for loading. What they do to the functions
-            # of torch is nothing, at the cost of a function.
-            with torch._C.DisableTorchFunctionSubclass():
-                return self.model(batch.token_ids, batch.positions, intermediate)
+            return self.model(batch.token_ids, batch.positions, intermediate)
 
 
 def check(tiny: TinyM3, topology: Topology) -> None:

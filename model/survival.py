@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from model.batch import Batch
+from sim.buffers import memory, same_bits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +50,8 @@ class Survival:
         """Begin a step."""
         self._found, self._block = {}, None
         self._aux.clear()
-        for weight in self._weights:
-            weight.changed()  # what was written between steps is no fault of this one
+        # What was written between steps is no fault of this one.
+        self._changed_weights()
         self._batch = [
             _Pinned(value=f"the batch's {name}", tensor=tensor, copy=tensor.clone())
             for name, tensor in (("token ids", batch.token_ids), ("positions", batch.positions))
@@ -62,9 +63,8 @@ class Survival:
             return ()
         for pinned in self._batch:
             self._judge(pinned, pinned.tensor, "the next step")
-        for weight in self._weights:
-            if weight.changed():
-                self._report(weight.name, "the next step", "the step", ())
+        for weight in self._changed_weights():
+            self._report(weight.name, "the next step", "the step", ())
         found, self._found, self._block = tuple(self._found.values()), None, None
         self._aux.clear()
         return found
@@ -94,7 +94,7 @@ class Survival:
             return
         if self._block.inside and self._block.inside[-1] == part:
             self._block.inside.pop()
-        if not self._block.by and not _same(self._block.tensor, self._block.copy):
+        if not self._block.by and not same_bits(self._block.tensor, self._block.copy):
             self._block.by = part
 
     def pin_aux(self, aux_id: int, captured: list[torch.Tensor]) -> None:
@@ -116,8 +116,12 @@ class Survival:
         """Watch the parameters of a model whose weights are loaded and processed."""
         self._weights = [_Weight(name, weight) for name, weight in model.named_parameters()]
 
+    def _changed_weights(self) -> "list[_Weight]":
+        """The weights whose bits differ from when this was last asked."""
+        return [weight for weight in self._weights if weight.written() and weight.changed()]
+
     def _judge(self, pinned: "_Pinned", now: torch.Tensor, at: str) -> None:
-        if _same(now, pinned.copy):
+        if same_bits(now, pinned.copy):
             return
         inside = pinned.inside[-1] if pinned.inside else "the stage's forward pass"
         self._report(pinned.value, at, pinned.by or inside, _changed_rows(now, pinned.copy))
@@ -155,10 +159,12 @@ class _Weight:
         self.name, self._weight = name, weight
         self._version, self._bits = weight._version, _fingerprint(weight)
 
+    def written(self) -> bool:
+        """Whether anything was written to it since."""
+        return self._weight._version != self._version
+
     def changed(self) -> bool:
-        """Whether the bits differ from when this was last asked; cheap where nothing wrote."""
-        if self._weight._version == self._version:
-            return False
+        """Whether the bits differ from when this was last asked."""
         bits, self._version = _fingerprint(self._weight), self._weight._version
         changed, self._bits = bits != self._bits, bits
         return changed
@@ -238,11 +244,6 @@ def _bytes(value: torch.Tensor) -> torch.Tensor:
     return value.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether the bits are the same; NaN is like NaN."""
-    return a.shape == b.shape and (torch.equal(a, b) or torch.equal(_bytes(a), _bytes(b)))
-
-
 def _changed_rows(now: torch.Tensor, before: torch.Tensor) -> tuple[int, ...]:
     if now.shape != before.shape or not now.dim() or not now.numel():
         return ()
@@ -252,6 +253,9 @@ def _changed_rows(now: torch.Tensor, before: torch.Tensor) -> tuple[int, ...]:
 
 def _fingerprint(value: torch.Tensor) -> int:
     """A number that changes with any element, and with the order of elements."""
+    content = memory(value.detach())
+    if content is not None:
+        return hash(content)
     bits = _bytes(value).to(torch.int64)
     # Odd factors keep every bit in the wrapping product.
     return int((bits * (torch.arange(bits.numel(), device=bits.device) * 2 + 1)).sum())

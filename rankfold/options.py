@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from itertools import pairwise
@@ -136,7 +137,7 @@ class Options:
         """Whether the experts are MegaMoE's."""
         return self.moe_backend == MEGA_MOE
 
-    @property
+    @functools.cached_property
     def tiny(self) -> TinyM3:
         """The model's sizes."""
         if self.mega:

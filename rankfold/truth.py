@@ -107,11 +107,16 @@ def reference_of(
 
 def truth_from(options: Options, outcome: Outcome, bounds: reference.Bounds) -> Truth:
     """The truth of an outcome from the reference's run of its batch."""
+    likes = _in_program_order(options, outcome, bounds.result.taps)
+
+    def known(by_tap: Mapping[str, V]) -> dict[str, V]:
+        return {name: by_tap[like] for name, like in likes.items() if like in by_tap}
+
     return Truth(
-        taps=_in_program_order(options, outcome, bounds.result.taps),
-        bounds=_in_program_order(options, outcome, bounds.taps),
-        parts=_in_program_order(options, outcome, _parts(options, bounds.result), exact=False),
-        sources=_in_program_order(options, outcome, _sources(options), exact=False),
+        taps={name: bounds.result.taps[like] for name, like in likes.items()},
+        bounds={name: bounds.taps[like] for name, like in likes.items()},
+        parts=known(_parts(options, bounds.result)),
+        sources=known(_sources(options)),
         routing_rejected=tuple(bounds.result.routing_rejected),
         selection_rejected=tuple(bounds.result.selection_rejected),
     )
@@ -126,16 +131,21 @@ def rows_of(bounds: reference.Bounds, rows: torch.Tensor) -> reference.Bounds:
         rows: int64 [T], each at most once.
     """
     whole = bounds.result
-    places = {row: place for place, row in enumerate(rows.tolist())}
+    # One text's rows are a view of it.
+    numbers = rows.tolist()
+    part: slice | torch.Tensor = rows
+    if numbers and numbers == [*range(numbers[0], numbers[0] + len(numbers))]:
+        part = slice(numbers[0], numbers[0] + len(numbers))
+    places = {row: place for place, row in enumerate(numbers)}
 
     def kept(rejected: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
         return tuple((layer, places[row]) for layer, row in rejected if row in places)
 
     result = replace(
         whole,
-        taps={name: tap[rows] for name, tap in whole.taps.items()},
-        parts={name: part[rows] for name, part in whole.parts.items()},
-        routing_margin={layer: gap[rows] for layer, gap in whole.routing_margin.items()},
+        taps={name: tap[part] for name, tap in whole.taps.items()},
+        parts={name: value[part] for name, value in whole.parts.items()},
+        routing_margin={layer: gap[part] for layer, gap in whole.routing_margin.items()},
         routing_rejected=kept(whole.routing_rejected),
         selection_rejected=kept(whole.selection_rejected),
     )
@@ -224,38 +234,29 @@ def chose_as(bounds: reference.Bounds, options: Options, batch: Batch, outcome: 
     )
 
 
-def _in_program_order(
-    options: Options, outcome: Outcome, by_tap: Mapping[str, V], *, exact: bool = True
-) -> dict[str, V]:
-    """The reference's taps with those of stage boundaries and aux hidden states put in.
-
-    exact: whether every tap has a value; else those that lack one are left out.
-    """
+def _in_program_order(options: Options, outcome: Outcome, names: Iterable[str]) -> dict[str, str]:
+    """The reference's taps with those of stage boundaries and aux hidden states put in: each tap
+    of a run, in program order, with the reference's tap that is like it."""
     last_stage = outcome.topology.pp - 1
     stage_ends = {}
     for result in outcome.results:
         layers = [int(name.split(".")[1]) for name in result.taps if name.endswith(".attn")]
         if layers and result.stage < last_stage:
             stage_ends[max(layers)] = result.stage
-    merged: dict[str, V] = {}
-
-    def put(name: str, like: str) -> None:
-        if exact or like in by_tap:
-            merged[name] = by_tap[like]
-
-    for name in by_tap:
-        put(name, name)
+    likes: dict[str, str] = {}
+    for name in names:
+        likes[name] = name
         parts = name.split(".")
         if parts[-1] == "ffn" and int(parts[1]) in stage_ends:
             layer, stage = int(parts[1]), stage_ends[int(parts[1])]
             for side in (f"stage.{stage}.send", f"stage.{stage + 1}.recv"):
-                put(f"{side}.hidden_states", name)
-                put(f"{side}.residual", f"layers.{layer}.residual")
+                likes[f"{side}.hidden_states"] = name
+                likes[f"{side}.residual"] = f"layers.{layer}.residual"
                 for slot, aux_id in enumerate(i for i in options.aux if i <= layer + 1):
-                    put(f"{side}.aux_hidden_states_{slot}", _aux(aux_id))
+                    likes[f"{side}.aux_hidden_states_{slot}"] = _aux(aux_id)
     for aux_id in options.aux:
-        put(f"aux.{aux_id}", _aux(aux_id))
-    return merged
+        likes[f"aux.{aux_id}"] = _aux(aux_id)
+    return likes
 
 
 def _aux(aux_id: int) -> str:

@@ -6,12 +6,13 @@ recorded when the call is made, and are turned into text only when something is 
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import sysconfig
-from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
+from typing import NamedTuple
 
 import torch
 
@@ -24,8 +25,7 @@ _DEPTH = 4
 _INTERNAL, _PLUMBING, _CALLER = range(3)
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """One line of the caller's code."""
 
     file: str
@@ -42,6 +42,7 @@ class Site:
     __slots__ = ("_frames", "_raw")
 
     def __init__(self, raw: tuple[tuple[CodeType, int], ...]) -> None:
+        # Which instruction of which code; its line is only looked up when it is asked for.
         self._raw = raw
         self._frames: tuple[Frame, ...] | None = None
 
@@ -49,18 +50,26 @@ class Site:
     def frames(self) -> tuple[Frame, ...]:
         """The frames, the headline first; () if the caller has no code of its own."""
         if self._frames is None:
-            self._frames = tuple(
-                [Frame(code.co_filename, line, code.co_name) for code, line in self._raw]
-            )
+            self._frames = tuple([_frame(code, at) for code, at in self._raw])
         return self._frames
 
     @property
     def headline(self) -> tuple[CodeType, int] | None:
         """Code and line of the first frame, if there is one."""
-        return self._raw[0] if self._raw else None
+        if not self._raw:
+            return None
+        code, at = self._raw[0]
+        return code, _frame(code, at).line
 
     def __str__(self) -> str:
         return str(self.frames[0]) if self._raw else ""
+
+
+@functools.lru_cache(maxsize=4096)
+def _frame(code: CodeType, at: int) -> Frame:
+    """The line of the instruction at an offset of a code."""
+    lines = (line for start, end, line in code.co_lines() if start <= at < end)
+    return Frame(code.co_filename, next(lines, None) or code.co_firstlineno, code.co_name)
 
 
 NOWHERE = Site(())
@@ -90,9 +99,9 @@ class CallSites:
             if kind is None:
                 kind = kinds[code.co_filename] = self._kind(code.co_filename)
             if kind == _CALLER:
-                frames.append((code, frame.f_lineno))
+                frames.append((code, frame.f_lasti))
             elif kind == _PLUMBING and not frames:
-                plumbing.append((code, frame.f_lineno))
+                plumbing.append((code, frame.f_lasti))
             frame = frame.f_back
         return Site(tuple(frames or plumbing))
 

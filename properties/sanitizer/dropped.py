@@ -35,6 +35,12 @@ class DroppedResults:
         self._watched: dict[int, weakref.ref[torch.Tensor]] = {}
         self._count = 0
 
+    @staticmethod
+    def may_drop(call: Call) -> bool:
+        """Whether the line that calls drops the value of a call at all."""
+        headline = call.site.headline
+        return headline is not None and bool(_dropped_calls(*headline))
+
     def watch(self, call: Call, report: Callable[[str], None]) -> None:
         """Watch the tensor of one rank's all_reduce, before its output is written.
 
@@ -44,8 +50,7 @@ class DroppedResults:
                 It must hold no tensor.
         """
         tensor = call.inputs[0][0]
-        headline = call.site.headline
-        if headline is None or not _dropped_calls(*headline):
+        if not self.may_drop(call):
             return
         frames = call.site.frames
         if _owners(tensor) > _owners_of_new() or not bits.telling([tensor]):

@@ -270,6 +270,8 @@ class Sanitizer:
         return found
 
     def _watch_result(self, group: Group, call: Call) -> None:
+        if not self._dropped.may_drop(call):
+            return
         # The closure outlives the call, and must hold none of its tensors.
         label, ranks, frames, sequence = group.label, group.ranks, call.site.frames, call.sequence
         operation = str(call)

@@ -20,7 +20,7 @@ from rankfold.example import Example
 from rankfold.hunt.exhaustive import Scope, run_block
 from rankfold.hunt.report import HuntReport
 from rankfold.hunt.resume import Done
-from rankfold.hunt.search import Budget, Failure, extent, search
+from rankfold.hunt.search import Budget, Failure, extent, search, warm_up
 from rankfold.hunt.space import Space
 from rankfold.hunt.tally import Tally
 from rankfold.hunt.workers import Link, default_workers, run_workers
@@ -102,6 +102,8 @@ def run_hunt(options: HuntOptions, progress: Progress) -> HuntReport:
     if options.transport == "gloo":
         return _Hunt(options, progress).run()  # vLLM and the fault are in the ranks' processes
     prepare()
+    if not options.exhaustive:
+        warm_up(options.space())
     # vLLM's hundred thousand objects live for ever: no collection has to look at them again.
     gc.collect()
     gc.freeze()

@@ -140,6 +140,18 @@ def _smaller(space: Space, failure: Failure, chance: random.Random, examiner: Ex
     return replace(failure, example=found.example, verdict=found.verdict)
 
 
+def warm_up(space: Space) -> None:
+    """Draw an example of a space and drop it. What Hypothesis finds out once in a process, before
+    it draws, takes as long as many examples; workers that are forked afterwards share it."""
+
+    @quietly(1, Phase.generate)
+    @given(space.examples())
+    def probe(example: Example) -> None:
+        del example
+
+    probe()
+
+
 class _Round:
     """One run of Hypothesis."""
 
