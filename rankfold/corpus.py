@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 import torch
@@ -20,9 +20,10 @@ from model.batch import Batch
 from rankfold.options import Options
 from rankfold.run import Outcome
 from rankfold.serving.drive import Served
-from rankfold.serving.truth import rows_by_step, truths_of, whole_of
+from rankfold.serving.truth import Ran, followed, rows_by_step, truths_of, whole_of
 from rankfold.truth import (
     Truth,
+    choices_of,
     chose_as,
     reference_of,
     rows_of,
@@ -35,6 +36,10 @@ LONGEST = 17
 """Most tokens of a batch: a prime, and 2 TP + 1 at TP 8."""
 LENGTHS = (LONGEST, LONGEST // 2, LONGEST // 3)
 """Tokens of the texts: the n-th longest sequence of a batch has no more tokens than the n-th."""
+
+
+MOST_FOLLOWED = 8
+"""Runs of all texts that are kept beside the reference's own, the oldest let go first."""
 
 
 @functools.cache
@@ -64,16 +69,21 @@ class Corpus:
     """The reference of all texts for one set of weights, dtype and number of ranks that sum."""
 
     texts: tuple[tuple[int, ...], ...]
+    ranks: int
+    """How many ranks' addends a sum adds."""
     bounds: reference.Bounds
+    followed: list[reference.Bounds] = field(default_factory=list, compare=False)
+    """Runs of all texts that chose otherwise, as runs did; the latest last."""
 
     @classmethod
     def of(cls, options: Options, weights: dict[str, torch.Tensor]) -> Corpus:
         """Run the reference on all texts. `options` gives the model, dtype and topology."""
         count, vocab = options.topology.dp * len(LENGTHS), options.tiny.vocab_size
         texts = tuple(text(number, vocab) for number in range(count))
-        whole = Batch.of([token for one in texts for token in one], [*map(len, texts)])
         ranks = summed_ranks(options, options.topology)
-        return cls(texts=texts, bounds=reference_of(options, weights, whole, ranks))
+        return cls(
+            texts=texts, ranks=ranks, bounds=reference_of(options, weights, _whole(texts), ranks)
+        )
 
     def truth(
         self, options: Options, weights: dict[str, torch.Tensor], batch: Batch, outcome: Outcome
@@ -81,32 +91,51 @@ class Corpus:
         """The truth of a batch: from the corpus, or computed where it is not made of its texts.
 
         A run that chose other experts or blocks than the reference may be right (a near tie):
-        then the reference follows it, and has to be computed for it.
+        then the reference follows it.
         """
         rows = self._rows(batch)
-        if rows is None:
-            return truth_of(options, weights, batch, outcome)
-        own = rows_of(self.bounds, rows)
-        if not chose_as(own, options, batch, outcome):
-            return truth_of(options, weights, batch, outcome)
-        return truth_from(options, outcome, own)
+        if rows is not None:
+            step = Ran(options=options, batch=batch, outcome=outcome, rows=rows)
+            bounds = self._bounds(options, weights, [step])
+            if bounds is not None:
+                return truth_from(options, outcome, rows_of(bounds, rows))
+        return truth_of(options, weights, batch, outcome)
 
     def truths(
         self, options: Options, weights: dict[str, torch.Tensor], served: Served
     ) -> list[Truth]:
         """The truth of each step of a run in steps, likewise."""
         whole = self._rows(whole_of(served))
-        if whole is None:
-            return truths_of(options, weights, served)[0]
-        found = []
-        for rows, batch, outcome in zip(
-            rows_by_step(served), served.batches, served.outcomes, strict=True
-        ):
-            own = rows_of(self.bounds, whole[rows])
-            if not chose_as(own, options, batch, outcome):
-                return truths_of(options, weights, served)[0]
-            found.append(truth_from(options, outcome, own))
-        return found
+        if whole is not None:
+            ran = zip(rows_by_step(served), served.batches, served.outcomes, strict=True)
+            steps = [
+                Ran(options=options, batch=batch, outcome=outcome, rows=whole[rows])
+                for rows, batch, outcome in ran
+            ]
+            bounds = self._bounds(options, weights, steps)
+            if bounds is not None:
+                return [truth_from(options, s.outcome, rows_of(bounds, s.rows)) for s in steps]
+        return truths_of(options, weights, served)[0]
+
+    def _bounds(
+        self, options: Options, weights: dict[str, torch.Tensor], steps: Sequence[Ran]
+    ) -> reference.Bounds | None:
+        """A run of all texts that chose as these steps did; None if the reference must not.
+
+        The same rows come near the same ties again and again, so what was followed once serves
+        other batches.
+        """
+        chosen = [(s.rows, choices_of(s.options, s.batch, s.outcome)) for s in steps]
+        for bounds in (self.bounds, *reversed(self.followed)):
+            if all(chose_as(bounds, *of_step) for of_step in chosen):
+                return bounds
+        taps = self.bounds.result.taps
+        bounds = followed(options, weights, _whole(self.texts), steps, self.ranks, own=taps)
+        if not all(chose_as(bounds, *of_step) for of_step in chosen):
+            return None
+        self.followed.append(bounds)
+        del self.followed[:-MOST_FOLLOWED]
+        return bounds
 
     @functools.cached_property
     def _starts(self) -> list[int]:
@@ -130,3 +159,7 @@ class Corpus:
             if list(whole[: len(tokens)]) == list(tokens):
                 return number
         return None
+
+
+def _whole(texts: Sequence[Sequence[int]]) -> Batch:
+    return Batch.of([token for one in texts for token in one], [*map(len, texts)])

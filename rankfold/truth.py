@@ -54,9 +54,7 @@ def truth_of(
     options: Options, weights: Mapping[str, torch.Tensor], batch: Batch, outcome: Outcome
 ) -> Truth:
     """Run the reference on the outcome's batch, following its choices where they are legal."""
-    chosen = Choices(
-        routing=routing_of(options, batch, outcome), selection=selection_of(options, batch, outcome)
-    )
+    chosen = choices_of(options, batch, outcome)
     ranks = summed_ranks(options, outcome.topology)
     return truth_from(options, outcome, reference_of(options, weights, batch, ranks, chosen))
 
@@ -220,15 +218,22 @@ def _chosen(
     return found
 
 
-def chose_as(bounds: reference.Bounds, options: Options, batch: Batch, outcome: Outcome) -> bool:
-    """Whether a run chose what the reference chose for the same rows, as far as is known."""
+def choices_of(options: Options, batch: Batch, outcome: Outcome) -> Choices:
+    """What a run chose, as far as is known."""
+    return Choices(
+        routing=routing_of(options, batch, outcome), selection=selection_of(options, batch, outcome)
+    )
+
+
+def chose_as(bounds: reference.Bounds, rows: torch.Tensor, choices: Choices) -> bool:
+    """Whether a run chose what the reference chose for the same rows, int64 [T]."""
     taps = bounds.result.taps
     # Both sides are sets, and sorted.
     return all(
-        torch.equal(chosen, taps[f"layers.{layer}.{what}"].long())
+        torch.equal(chosen, taps[f"layers.{layer}.{what}"][rows].long())
         for what, of_layer in (
-            ("experts_chosen", routing_of(options, batch, outcome)),
-            ("blocks_chosen", selection_of(options, batch, outcome)),
+            ("experts_chosen", choices.routing),
+            ("blocks_chosen", choices.selection),
         )
         for layer, chosen in of_layer.items()
     )

@@ -68,18 +68,21 @@ def followed(
     whole: Batch,
     steps: Sequence[Ran],
     ranks: int,
+    own: Mapping[str, torch.Tensor] | None = None,
 ) -> reference.Bounds:
     """The reference's run of whole sequences, which follows what their steps chose.
 
     Where several steps ran the same row the last one counts; a row that no step ran, as after one
     that broke, is the reference's own choice.
 
-    ranks: how many ranks' addends a sum adds.
+    ranks: how many ranks' addends a sum adds. own: the taps of the reference's own run of the whole
+    sequences, if there was one.
     """
     routing = _gathered(steps, routing_of, whole.tokens)
     selection = _gathered(steps, selection_of, whole.tokens)
     if any((chosen == MISSING).any() for chosen in (*routing.values(), *selection.values())):
-        own = reference_of(options, weights, whole, ranks).result.taps
+        if own is None:
+            own = reference_of(options, weights, whole, ranks).result.taps
         _fill(routing, own, "experts_chosen")
         _fill(selection, own, "blocks_chosen")
     return reference_of(
