@@ -59,8 +59,6 @@ class KVCaches:
         self._caches: dict[str, torch.Tensor] = {}
         self._pages = torch.empty(requests, 0, dtype=torch.int64)
         """[requests, most pages of one]: which pages are whose."""
-        self._pages_of: list[list[int]] = []
-        """The same as numbers."""
         self._grow(_FIRST_PAGES)
 
     def place(self, batch: Batch) -> Paged:
@@ -187,7 +185,7 @@ class KVCaches:
 
     def _slots(self, request: int, start: int, stop: int) -> list[int]:
         """Where the tokens of a request at the positions from `start` to `stop` are."""
-        block, pages = self._block, self._pages_of[request]
+        block, pages = self._block, self._pages[request].tolist()
         return [pages[p // block] * block + p % block for p in range(start, stop)]
 
     def _forget(self, request: int) -> None:
@@ -214,7 +212,7 @@ class KVCaches:
                 cache[pages[:, :before].flatten().to(cache.device)] = moved
             self._caches[name] = cache
             layer.bind_kv_cache(cache)
-        self._pages, self._pages_of = pages, pages.tolist()
+        self._pages = pages
 
 
 def _cache_of(spec: Any, pages: int) -> torch.Tensor:

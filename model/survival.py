@@ -50,8 +50,8 @@ class Survival:
         """Begin a step."""
         self._found, self._block = {}, None
         self._aux.clear()
-        # What was written between steps is no fault of this one.
-        self._changed_weights()
+        for weight in self._weights:
+            weight.changed()  # what was written between steps is no fault of this one
         self._batch = [
             _Pinned(value=f"the batch's {name}", tensor=tensor, copy=tensor.clone())
             for name, tensor in (("token ids", batch.token_ids), ("positions", batch.positions))
@@ -63,8 +63,9 @@ class Survival:
             return ()
         for pinned in self._batch:
             self._judge(pinned, pinned.tensor, "the next step")
-        for weight in self._changed_weights():
-            self._report(weight.name, "the next step", "the step", ())
+        for weight in self._weights:
+            if weight.changed():
+                self._report(weight.name, "the next step", "the step", ())
         found, self._found, self._block = tuple(self._found.values()), None, None
         self._aux.clear()
         return found
@@ -116,10 +117,6 @@ class Survival:
         """Watch the parameters of a model whose weights are loaded and processed."""
         self._weights = [_Weight(name, weight) for name, weight in model.named_parameters()]
 
-    def _changed_weights(self) -> "list[_Weight]":
-        """The weights whose bits differ from when this was last asked."""
-        return [weight for weight in self._weights if weight.written() and weight.changed()]
-
     def _judge(self, pinned: "_Pinned", now: torch.Tensor, at: str) -> None:
         if same_bits(now, pinned.copy):
             return
@@ -159,12 +156,10 @@ class _Weight:
         self.name, self._weight = name, weight
         self._version, self._bits = weight._version, _fingerprint(weight)
 
-    def written(self) -> bool:
-        """Whether anything was written to it since."""
-        return self._weight._version != self._version
-
     def changed(self) -> bool:
-        """Whether the bits differ from when this was last asked."""
+        """Whether the bits differ from when this was last asked; cheap where nothing wrote."""
+        if self._weight._version == self._version:
+            return False
         bits, self._version = _fingerprint(self._weight), self._weight._version
         changed, self._bits = bits != self._bits, bits
         return changed

@@ -25,14 +25,9 @@ def insert_kv(
     the page, or below 0 for a token that is not to be written. The tokens may be more than the
     slots: the rest is padding.
     """
-    slots = as_dtype(slot_mapping, torch.int64)
+    slots, key, value = with_slots(slot_mapping, key, value)
     if not len(slots):
         return
-    if len(slots) < len(key):
-        key, value = key[: len(slots)], value[: len(slots)]
-    if int(slots.min()) < 0:
-        tokens = (slots >= 0).nonzero().squeeze(1)
-        key, value, slots = key[tokens], value[tokens], slots[tokens]
     both = as_dtype(torch.cat((key, value), dim=-1), kv_cache.dtype)
     by_token = kv_cache.transpose(1, 2)
     block = kv_cache.shape[2]
@@ -40,6 +35,17 @@ def insert_kv(
         by_token.flatten(0, 1).index_copy_(0, slots, both)
     else:
         by_token[slots // block, slots % block] = both
+
+
+def with_slots(slot_mapping: torch.Tensor, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The slots, int64, and of each of `values` [T, ...] the rows of the tokens that have one: all
+    but those below 0, and the padding beyond the slots."""
+    slots = as_dtype(slot_mapping, torch.int64)
+    rows = tuple(value[: len(slots)] if len(slots) < len(value) else value for value in values)
+    if not len(slots) or int(slots.min()) >= 0:
+        return slots, *rows
+    tokens = (slots >= 0).nonzero().squeeze(1)
+    return slots[tokens], *(value[tokens] for value in rows)
 
 
 def paged_attention(

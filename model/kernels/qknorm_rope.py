@@ -12,7 +12,7 @@ import torch
 
 from model.kernels import accumulator, as_dtype
 from model.kernels.norm import gemma_rmsnorm
-from model.kernels.paged_attention import insert_kv
+from model.kernels.paged_attention import insert_kv, with_slots
 
 
 def fused_minimax_m3_qknorm_rope_kv_insert(
@@ -122,13 +122,7 @@ def _store(heads: torch.Tensor, place: torch.Tensor, out: torch.Tensor | None) -
 
 def _insert_index(key: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
     """Write each token's index key [T, D] to its slot of the cache [pages, B, D]."""
-    slots = as_dtype(slot_mapping, torch.int64)
-    if not len(slots):
-        return
-    key = key[: len(slots)]
-    if int(slots.min()) < 0:
-        tokens = (slots >= 0).nonzero().squeeze(1)
-        key, slots = key[tokens], slots[tokens]
+    slots, key = with_slots(slot_mapping, key)
     block = cache.shape[1]
     cache[slots // block, slots % block] = as_dtype(key, cache.dtype)
 

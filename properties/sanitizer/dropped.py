@@ -45,13 +45,11 @@ class DroppedResults:
         """Watch the tensor of one rank's all_reduce, before its output is written.
 
         Args:
-            call: the rank's call, with one tensor.
+            call: the rank's call, with one tensor, of which `may_drop`.
             report: called with the name of the variable that was meant, if the result is dropped.
                 It must hold no tensor.
         """
         tensor = call.inputs[0][0]
-        if not self.may_drop(call):
-            return
         frames = call.site.frames
         if _owners(tensor) > _owners_of_new() or not bits.telling([tensor]):
             return
